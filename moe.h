@@ -1,0 +1,499 @@
+/* moe.h: the Mixture-of-Experts layer for the CPU, in C. MIT licence, see the end of this file or LICENSE.
+
+   WHAT IT IS
+     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half tensors.
+     One header, no dependencies but the C library and libm, no threads of its own, no allocation behind your back.
+
+   HOW TO COMPILE
+     In exactly one C file:       #define MOE_IMPLEMENTATION
+                                  #include "moe.h"
+     everywhere else:             #include "moe.h"          (declarations only, C99 and C++11)
+     cc -O2 -I<this directory> trainer.c -lm                (the implementation wants C11; no -m flags: the CPU is
+                                                             asked at run time and the fastest kernels are taken)
+
+   TWENTY LINES (T tokens, H hidden, I intermediate, E experts, K experts per token, B rows per block)
+     moe_context ctx = {0};
+     moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = wr,
+                                    .router_logits = logits, .expert_index = index, .expert_weights = weights};
+     moe_router_topk_bf16(&ctx, &router);
+     moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = moe_route_blocks_count(T, E, K, B),
+                                    .expert_index = index, .expert_weights = weights, .affinity_dtype = MOE_DTYPE_F32,
+                                    .expert_affinities_masked = affinities, .token_position_to_id = ids,
+                                    .block_to_expert = experts, .conditions = conditions};
+     moe_route_blocks(&ctx, &route);
+     moe_blockwise_mm_fwd_args fwd = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = route.N, .B = B,
+         .hidden_states = x, .expert_affinities_masked = affinities, .affinity_dtype = MOE_DTYPE_F32,
+         .gate_up_proj_weight = wgu, .down_proj_weight = wd, .token_position_to_id = ids, .block_to_expert = experts},
+         .gate_up_activations_T = gu_checkpoint, .output = y, .workspace = memory, .workspace_bytes = bytes};
+     if (moe_blockwise_mm_fwd_bf16(&ctx, &fwd) != MOE_OK) puts(ctx.message);
+
+   CONVENTIONS
+     Tensors are dense and row-major. `void *` tensors hold the element type named by the function's suffix (f32: float,
+     bf16: moe_bf16, fp16: moe_fp16) unless a *_dtype field beside them says otherwise. Every pointer must be aligned to
+     its element. A zeroed struct field is the default; pointers marked (optional) may be NULL. Tensor and option names
+     are those of AWS nki-library's moe_cte and blockwise_mm_bwd.
+
+   NUMERIC CONTRACT: the same bits from every instruction set, thread count, compiler and optimisation level
+     1. Product sums. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32 from +0, two k at a time,
+        the odd one first: c = fma(a[1],b[1],c); c = fma(a[0],b[0],c); c = fma(a[3],b[3],c) ...; an odd length is padded
+        with one zero pair element. In _bf16 functions the expert products additionally take subnormal operands as zero
+        and flush subnormal results to zero (as VDPBF16PS does; tininess is judged after rounding). Nowhere else is a
+        subnormal flushed. The router's products are never flushed.
+     2. Everything else is IEEE binary32, round to nearest even, gradual underflow, nothing contracted or reassociated,
+        in the order the prototypes' comments give. The caller's rounding and flush modes are saved and restored.
+     3. Operands of products: tensors as stored; intermediates (m, dg, du, a*m) are rounded to bf16 in _bf16 functions
+        and kept in binary32 in _f32 and _fp16 functions.
+     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32, rounded once on
+        storing. Weight and bias gradients run over an expert's rows in block order. Dot products of two rows (affinity
+        gradients) use 16 interleaved chains, added pairwise: lanes 8 apart, 4 apart, 2 apart, 1 apart.
+     5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
+        (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00).
+     6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR * 2^-24,
+        for every finite x with |x| <= 2^60. exp is within 1 ulp.
+
+   ERROR CONTRACT
+     Every function returns a moe_status. On an error no output has been written, and ctx->message holds one sentence that
+     names the argument. Nothing prints, aborts or exits.
+
+   THREADS AND MEMORY
+     The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
+     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. */
+#ifndef MOE_H
+#define MOE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOE_VERSION_MAJOR 0
+#define MOE_VERSION_MINOR 1
+#define MOE_VERSION_PATCH 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------ status and types */
+
+/* One list makes the enum, the names and the tests. */
+#define MOE_STATUS_LIST(X)                                                                     \
+  X(OK, "no error")                                                                            \
+  X(ERROR_NULL_ARGUMENT, "a required pointer is NULL")                                         \
+  X(ERROR_INVALID_SHAPE, "a size is negative, zero where it may not be, or inconsistent")      \
+  X(ERROR_INVALID_OPTION, "an enum, flag or number is outside its range")                      \
+  X(ERROR_INVALID_INDEX, "a token or expert id is out of range")                               \
+  X(ERROR_OVERFLOW, "a tensor of this shape cannot be addressed")                              \
+  X(ERROR_MISALIGNED, "a pointer is not aligned to its element")                               \
+  X(ERROR_OVERLAP, "an output overlaps another tensor")                                        \
+  X(ERROR_WORKSPACE, "the workspace is missing or too small")                                  \
+  X(ERROR_OUT_OF_MEMORY, "the context's allocator returned NULL")                              \
+  X(ERROR_UNSUPPORTED, "this combination is not available")                                    \
+  X(ERROR_DEVICE_LIMIT, "the spec's device limits, which the caller asked to check, are exceeded")
+
+typedef enum moe_status {
+#define MOE_STATUS_ENUM_(name, text) MOE_##name,
+  MOE_STATUS_LIST(MOE_STATUS_ENUM_)
+#undef MOE_STATUS_ENUM_
+} moe_status;
+
+/* The name of a status ("MOE_ERROR_OVERLAP") and what it means in general. Never NULL. */
+const char *moe_status_str(moe_status status);
+const char *moe_status_text(moe_status status);
+
+typedef uint16_t moe_bf16; /* upper half of a binary32 */
+typedef uint16_t moe_fp16; /* IEEE binary16 */
+
+/* X(suffix, C storage type, ENUMERATOR): the element types of activations, weights and gradients. */
+#define MOE_DTYPE_LIST(X)  \
+  X(f32, float, F32)       \
+  X(bf16, moe_bf16, BF16)  \
+  X(fp16, moe_fp16, FP16)
+
+typedef enum moe_dtype {
+  MOE_DTYPE_DEFAULT = 0, /* the function's own suffix */
+#define MOE_DTYPE_ENUM_(name, type, NAME) MOE_DTYPE_##NAME,
+  MOE_DTYPE_LIST(MOE_DTYPE_ENUM_)
+#undef MOE_DTYPE_ENUM_
+} moe_dtype;
+
+/* Bytes of one element; 0 for MOE_DTYPE_DEFAULT and anything unknown. */
+size_t moe_dtype_size(moe_dtype dtype);
+
+/* ---------------------------------------------------------------------------------------------- instruction sets */
+
+/* X(suffix, ENUMERATOR), slowest first. */
+#define MOE_ISA_LIST(X)      \
+  X(scalar, SCALAR)          \
+  X(avx2, AVX2)              \
+  X(avx512, AVX512)          \
+  X(avx512bf16, AVX512BF16)
+
+typedef enum moe_isa {
+#define MOE_ISA_ENUM_(name, NAME) MOE_ISA_##NAME,
+  MOE_ISA_LIST(MOE_ISA_ENUM_)
+#undef MOE_ISA_ENUM_
+} moe_isa;
+
+const char *moe_isa_name(moe_isa isa); /* "avx512bf16"; "unknown" for anything else */
+int moe_isa_supported(moe_isa isa);    /* 1 when this CPU (and operating system) can run it */
+moe_isa moe_isa_active(void);          /* what the next call will use */
+
+/* Use `isa` or, where the CPU lacks it, the best one below it. Process-wide; not to be called while another thread is
+   inside the library. MOE_ERROR_INVALID_OPTION for an unknown value. Results do not change, only speed. */
+moe_status moe_isa_limit(moe_isa isa);
+
+/* -------------------------------------------------------------------------------------------------------- context */
+
+typedef void (*moe_task)(void *arg, int64_t index);
+
+/* How work items are dealt to threads. Bits never depend on it. */
+typedef enum moe_schedule {
+  MOE_SCHEDULE_PING_PONG = 0, /* the next free thread takes the next item */
+  MOE_SCHEDULE_HI_LO = 1,     /* each thread owns one contiguous range */
+  MOE_SCHEDULE_SHUFFLED = 2   /* items in a pseudo-random order: to convince yourself that order does not matter */
+} moe_schedule;
+
+/* A zeroed context is valid: serial (OpenMP's threads under -fopenmp), no allocator. One context serves one call at a
+   time. Every function also takes ctx == NULL, which is a zeroed context whose message is lost. */
+typedef struct moe_context {
+  /* Must run task(arg, i) once for every i in [0,count), in any order, on any threads, and return when all are done. */
+  void (*parallel_for)(void *user, int64_t count, moe_task task, void *arg);
+  void *parallel_for_user;
+  int32_t num_threads; /* the most tasks the library hands to one parallel_for; 0 = 1, or omp_get_max_threads() */
+  moe_schedule schedule;
+  /* Used when an args struct has workspace == NULL. allocate may return NULL. Both or neither. */
+  void *(*allocate)(void *user, size_t bytes);
+  void (*release)(void *user, void *memory, size_t bytes);
+  void *allocator_user;
+  moe_status status; /* of the last call */
+  char message[256]; /* one sentence; "" after success */
+} moe_context;
+
+/* ---------------------------------------------------------------------------------------------------- conversions */
+
+/* dst[i] = src[i], n elements, contract 5. dst and src must not overlap.
+   moe_bf16_from_f32, moe_fp16_from_f32, moe_f32_from_f32; moe_f32_to... are named moe_<type>_to_f32. */
+#define MOE_DECLARE_CONVERT_(name, type, NAME)                                               \
+  moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n); \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n);
+MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
+#undef MOE_DECLARE_CONVERT_
+
+/* --------------------------------------------------------------------------------------------------------- router */
+
+typedef enum moe_score_function {
+  MOE_SCORE_SOFTMAX = 0,
+  MOE_SCORE_SIGMOID = 1,      /* 1/(1+exp(-z)) */
+  MOE_SCORE_SQRT_SOFTPLUS = 2 /* sqrt(log(1+exp(z))) */
+} moe_score_function;
+
+/* Which of the two comes first matters for softmax only: over the K selected logits, or over all E. */
+typedef enum moe_score_order {
+  MOE_SCORE_AFTER_TOPK = 0, /* top-k on the logits, then the score of the K values (nkilib router_pre_norm=False) */
+  MOE_SCORE_BEFORE_TOPK = 1 /* score all E, then top-k */
+} moe_score_order;
+
+typedef struct moe_router_config {
+  moe_score_function score_function;
+  moe_score_order score_order;
+  int renormalize;               /* 1: divide the K weights by (their sum + renormalize_epsilon) */
+  float renormalize_epsilon;     /* 0 = none; Megatron uses 1e-20 */
+  float routed_scaling_factor;   /* multiplies the K weights last; 0 = 1 */
+  int32_t num_groups;            /* group-limited selection: E in num_groups equal groups, only the best */
+  int32_t topk_groups;           /*   topk_groups stay (sum of a group's two best selection values); 0 and 0 = off */
+} moe_router_config;
+
+/* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The K
+   experts with the largest selection value (z without a selection bias, which gives the same order; s + selection_bias
+   with one) are taken in descending order; ties go to the lower id, NaN comes last. Weights w = s at the K experts,
+   renormalised and scaled. Sums run in ascending expert id (all E) or selection order (K).
+   Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
+   topk_routing_with_score_function.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E, K > selectable experts, E not divisible by num_groups), INVALID_OPTION,
+   MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
+typedef struct moe_router_topk_args {
+  int64_t T, H, E, K;
+  const void *hidden_states;     /* [T,H]; NULL = router_logits is the input (H is then ignored) */
+  const void *router_weight;     /* [H,E], with hidden_states */
+  const void *router_bias;       /* [E] (optional), with hidden_states */
+  float *router_logits;          /* [T,E] output, or the input when hidden_states is NULL */
+  const float *selection_bias;   /* [E] (optional), added for selection only (e_score_correction_bias) */
+  const uint8_t *token_mask;     /* [T] (optional), 0 = padding token */
+  moe_router_config config;
+  int32_t *expert_index;         /* [T,K] output */
+  float *expert_weights;         /* [T,K] output */
+  void *workspace;               /* (optional with an allocator) */
+  size_t workspace_bytes;
+} moe_router_topk_args;
+
+/* Gradient of moe_router_topk with the selection held fixed. dw comes either as weights_grad [T,K] or gathered from
+   expert_affinities_masked_grad [T,E]; slots with expert_index -1 contribute nothing, whatever dw holds there.
+   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then, with hidden_states: router_weight_grad = X^T dz,
+   router_bias_grad = sum_t dz, hidden_states_grad = dz W^T, where dz is the finished logits_grad, so that auxiliary
+   losses added before this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
+   Errors as moe_router_topk, INVALID_INDEX for an expert_index outside [-1,E). */
+typedef struct moe_router_topk_bwd_args {
+  int64_t T, H, E, K;
+  const void *hidden_states;                 /* [T,H], needed for router_weight_grad */
+  const void *router_weight;                 /* [H,E], needed for hidden_states_grad */
+  const float *router_logits;                /* [T,E] */
+  const int32_t *expert_index;               /* [T,K] of the forward */
+  moe_router_config config;                  /* of the forward */
+  const float *weights_grad;                 /* [T,K], or NULL and: */
+  const void *expert_affinities_masked_grad; /* [T,E] (a last row T is not read) */
+  moe_dtype affinity_dtype;                  /* of expert_affinities_masked_grad */
+  float *logits_grad;                        /* [T,E] output */
+  void *router_weight_grad;                  /* [H,E] output (optional), weight_grad_dtype */
+  void *router_bias_grad;                    /* [E] output (optional), weight_grad_dtype */
+  void *hidden_states_grad;                  /* [T,H] output (optional) */
+  moe_dtype weight_grad_dtype;
+  uint32_t accumulate;                       /* MOE_ACCUMULATE_* bits of the outputs to add to; others are overwritten */
+  void *workspace;
+  size_t workspace_bytes;
+} moe_router_topk_bwd_args;
+
+#define MOE_DECLARE_ROUTER_(name, type, NAME)                                                                       \
+  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args);                            \
+  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args,            \
+                                                     size_t *bytes);                                                \
+  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args);                    \
+  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args,    \
+                                                         size_t *bytes);
+MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
+#undef MOE_DECLARE_ROUTER_
+
+/* Auxiliary losses. Both write *loss and, when logits_grad is given, ADD their gradient to it. Tokens whose mask is 0
+   leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0.
+   load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p = softmax
+   over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
+   z-loss: c * mean_t (log sum_e exp z[t,e])^2.
+   Sums over tokens run in ascending t. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
+typedef struct moe_router_loss_args {
+  int64_t T, E, K;
+  float coefficient;                 /* c */
+  moe_score_function score_function; /* load balance only */
+  const float *router_logits;        /* [T,E] */
+  const int32_t *expert_index;       /* [T,K], load balance only; -1 = dropped slot */
+  const uint8_t *token_mask;         /* [T] (optional) */
+  float *loss;                       /* output, one value */
+  float *logits_grad;                /* [T,E] (optional) */
+} moe_router_loss_args;
+moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args);
+moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args);
+
+/* --------------------------------------------------------------------------------------------- routing into blocks */
+
+typedef enum moe_drop_policy {
+  MOE_DROP_BY_POSITION = 0, /* beyond capacity, the later tokens are dropped */
+  MOE_DROP_BY_WEIGHT = 1    /* the smallest weights are dropped (ties: the later tokens) */
+} moe_drop_policy;
+
+/* Blocks that always suffice for a dropless routing: ceil((T*K - (E-1)) / B) + E-1, never less than 1 (with T*K < E it is
+   T*K). 0 when an argument is not positive or the count overflows. */
+int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
+
+/* Experts in order, an expert's tokens ascending, ceil(n_e/B) blocks each, tail rows padded; blocks left over go to expert
+   E-1, all rows padding, condition 0. With capacity > 0 an expert keeps at most that many tokens. With block_per_expert
+   (the dropping layer) N = E, block e is expert e, and capacity defaults to B. Dropped pairs get affinity 0.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (N too small for this routing), INVALID_OPTION, INVALID_INDEX (an id outside
+   [-1,E), or one expert twice for a token), MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
+typedef struct moe_route_blocks_args {
+  int64_t T, E, K, B, N;
+  const int32_t *expert_index;    /* [T,K]; -1 = no expert in this slot */
+  const float *expert_weights;    /* [T,K] */
+  int skip_token;                 /* padding rows: 0 = id T, affinities have a zero row T; 1 = id -1 */
+  int64_t capacity;               /* 0 = dropless */
+  moe_drop_policy drop_policy;
+  int block_per_expert;
+  moe_dtype affinity_dtype;       /* DEFAULT = F32 */
+  void *expert_affinities_masked; /* [(T+1)*E], with skip_token [T*E]; output */
+  int32_t *token_position_to_id;  /* [N*B] output */
+  int32_t *block_to_expert;       /* [N] output */
+  int32_t *conditions;            /* [N+1] output (optional): 1 for blocks with a token, then 0 */
+  int64_t *tokens_per_expert;     /* [E] output (optional): before dropping */
+  void *workspace;
+  size_t workspace_bytes;
+} moe_route_blocks_args;
+moe_status moe_route_blocks(moe_context *ctx, const moe_route_blocks_args *args);
+moe_status moe_route_blocks_workspace_size(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes);
+
+/* ------------------------------------------------------------------------------------------------- blockwise layer */
+
+/* X(name, ENUMERATOR) f(x); z = alpha*x, s = 1/(1+exp(-z)). */
+#define MOE_ACTIVATION_LIST(X)                                                     \
+  X(silu, SILU)                 /* x*s, alpha defaults to 1 */                     \
+  X(gelu, GELU)                 /* x/2*(1+erf(x/sqrt 2)) */                        \
+  X(gelu_tanh, GELU_TANH)       /* x/2*(1+tanh(sqrt(2/pi)*(x+0.044715*x^3))) */    \
+  X(swish, SWISH)               /* x*s, alpha defaults to 1.702 */                 \
+  X(relu, RELU)                 /* max(x,0); derivative 0 at 0 */                  \
+  X(squared_relu, SQUARED_RELU) /* max(x,0)^2 */                                   \
+  X(identity, IDENTITY)
+
+typedef enum moe_activation {
+#define MOE_ACTIVATION_ENUM_(name, NAME) MOE_ACT_##NAME,
+  MOE_ACTIVATION_LIST(MOE_ACTIVATION_ENUM_)
+#undef MOE_ACTIVATION_ENUM_
+  MOE_ACT_COUNT_ /* not an activation */
+} moe_activation;
+
+#define MOE_ACT_ERROR 8      /* contract 6 */
+#define MOE_ACT_GRAD_ERROR 8 /* contract 6 */
+
+/* a = the affinity of (token, expert), d = m*Wd + b_d. */
+typedef enum moe_affinity_mode {
+  MOE_AFFINITY_POST_SCALE = 0,        /* y += a*d */
+  MOE_AFFINITY_NO_SCALE = 1,          /* y += d */
+  MOE_AFFINITY_PRE_SCALE = 2,         /* expert input a*x: g,u = a*(x*W) + bias */
+  MOE_AFFINITY_PRE_SCALE_DELAYED = 3, /* the same values as PRE_SCALE: here both scale after the product */
+  MOE_AFFINITY_ON_I = 4               /* y += (a*m)*Wd + a*b_d (nkilib expert_affinity_multiply_on_I) */
+} moe_affinity_mode;
+
+enum { MOE_CLAMP_GATE_UPPER = 1, MOE_CLAMP_GATE_LOWER = 2, MOE_CLAMP_UP_UPPER = 4, MOE_CLAMP_UP_LOWER = 8 };
+
+typedef struct moe_layer_config {
+  moe_activation activation;
+  float alpha;     /* 0 = the activation's default; SiLU and Swish only */
+  float up_offset; /* m = act(g)*(u+up_offset); gpt-oss uses 1 */
+  int skip_gate;   /* m = act(u): gate weights, biases and limits are never read */
+  uint32_t clamp;  /* MOE_CLAMP_* bits: which limits are on. Upper first, then lower */
+  float gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit;
+  moe_affinity_mode affinity_mode;
+} moe_layer_config;
+
+/* What forward and backward share, so that they cannot disagree. */
+typedef struct moe_blockwise_layer {
+  int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; any size >= 1 */
+  const void *hidden_states;            /* [T,H] (a padding row T, if there is one, is not read) */
+  const void *expert_affinities_masked; /* [T*E] at t*E+e (row T is not read); NULL only with NO_SCALE */
+  moe_dtype affinity_dtype;             /* of the affinities and their gradient */
+  const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up */
+  const void *down_proj_weight;         /* [E,I,H] */
+  const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
+  const void *down_proj_bias;           /* [E,H] (optional) */
+  const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */
+  const int32_t *block_to_expert;       /* [N]; E = the block does nothing. NULL with dropping: block e is expert e */
+  const int32_t *conditions;            /* [N] or longer (optional): blocks with 0 do nothing */
+  int skip_token;                       /* padding rows have id T (0) or -1 (1) */
+  int skip_weight;                      /* accepted; an expert's weights are read once whatever it says */
+  moe_dtype checkpoint_dtype;           /* of both activation checkpoints */
+  moe_layer_config config;
+} moe_blockwise_layer;
+
+/* The seven moe_cte implementations, by their own values. They compute the same function; here they choose how work is
+   ordered, which metadata is read, and what check_device_limits checks. The MX ones need quantised weights. */
+typedef enum moe_cte_spec {
+  MOE_CTE_SHARD_ON_BLOCK = 0,
+  MOE_CTE_SHARD_ON_I = 1,
+  MOE_CTE_SHARD_ON_I_HYBRID = 2,   /* conditions required */
+  MOE_CTE_SHARD_ON_I_DROPPING = 3, /* N = E, block e is expert e; block_to_expert is not read */
+  MOE_CTE_SHARD_ON_BLOCK_MX = 4,
+  MOE_CTE_SHARD_ON_I_MX = 5,
+  MOE_CTE_SHARD_ON_I_MX_HYBRID = 6
+} moe_cte_spec;
+
+/* Forward. For each block with expert e, each row with token t, a = affinity[t,e]:
+     g = x*Wg, u = x*Wu; with PRE_SCALE g,u *= a; g,u += bias; g,u = max(min(g, upper), lower)
+     [gate_up_activations_T]  m = act(g)*(u+up_offset); with ON_I m *= a
+     d = m*Wd + b_d           [down_activations]
+     output[t] += a*d         (POST_SCALE; d otherwise, with ON_I the bias is a*b_d)
+   in binary32, in block order, rounded once on storing. Tokens in no block get 0. Source: nkilib moe_cte; DESIGN in README.
+   With not_accumulating a token's output is that of the last block that names it.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
+   OUT_OF_MEMORY, UNSUPPORTED (an MX spec), DEVICE_LIMIT. */
+typedef struct moe_blockwise_mm_fwd_args {
+  moe_blockwise_layer layer;
+  moe_cte_spec spec;
+  int check_device_limits;     /* 1: refuse what the spec's device kernel cannot do */
+  int device_output_shape;     /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1 zero)
+                                  or, not accumulating, [T,H]; the others [T+1,H] (row T zero), with skip_token [T,H] */
+  int not_accumulating;        /* is_tensor_update_accumulating=False */
+  int accumulate_output;       /* 1: output += instead of output = */
+  void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; padding columns 0 */
+  void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); padding rows 0 */
+  void *output;
+  void *workspace;
+  size_t workspace_bytes;
+} moe_blockwise_mm_fwd_args;
+
+enum { /* bits of `accumulate` */
+  MOE_ACCUMULATE_HIDDEN_STATES_GRAD = 1,
+  MOE_ACCUMULATE_AFFINITIES_GRAD = 2,
+  MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD = 4,
+  MOE_ACCUMULATE_DOWN_WEIGHT_GRAD = 8,
+  MOE_ACCUMULATE_GATE_UP_BIAS_GRAD = 16,
+  MOE_ACCUMULATE_DOWN_BIAS_GRAD = 32,
+  MOE_ACCUMULATE_LOGITS_GRAD = 64,
+  MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD = 128,
+  MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256
+};
+
+typedef enum moe_shard_option { /* the order in which work is handed out; bits do not depend on it */
+  MOE_SHARD_ON_HIDDEN = 0,
+  MOE_SHARD_ON_INTERMEDIATE = 1,
+  MOE_SHARD_AUTO = 2
+} moe_shard_option;
+
+typedef enum moe_affinity_option {
+  MOE_AFFINITY_OPTION_ON_H = 0, /* dA = <dY, down checkpoint>, or as ON_I where that is NULL */
+  MOE_AFFINITY_OPTION_ON_I = 1  /* dA = <dY*Wd^T, m> + <dY, b_d>: needs no down checkpoint */
+} moe_affinity_option;
+
+typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1 } moe_kernel_type;
+
+/* Backward of the above for dY = output_hidden_states_grad; g,u from the checkpoint, or recomputed to the same bits.
+     m = act(g)*(u+up_offset), dm0 = dY*Wd^T, dm = a*dm0 (POST_SCALE, ON_I) or dm0
+     dA[t,e] = as affinity_option says (POST_SCALE, ON_I); <dX', x> (PRE_SCALE); 0 (NO_SCALE)
+     dg = dm*(u+up_offset)*act'(g)*[lower < g < upper], du = dm*act(g)*[lower < u < upper], limits rounded to checkpoint_dtype
+     dX = dg*Wg^T + du*Wu^T, one product sum over 2I, times a with PRE_SCALE
+     dWgu = x^T [dg|du] (times a with PRE_SCALE), dbgu = sum [dg|du], dWd = (a*m)^T dY, dbd = sum a*dY (a absent in NO/PRE_SCALE)
+   A pair (t,e) that occurs twice sums. Any gradient pointer may be NULL: it is then not computed.
+   With skip_gate the gate halves of the gradients are 0 (or left alone where accumulated).
+   With not_accumulating, a token's earlier occurrences had no part in the output and get no gradient.
+   Errors as the forward. */
+typedef struct moe_blockwise_mm_bwd_args {
+  moe_blockwise_layer layer;                /* as given to the forward */
+  const void *gate_up_proj_act_checkpoint_T; /* [N,2,I,B] (NULL = recompute) */
+  const void *down_proj_act_checkpoint;      /* [N,B,H] (optional) */
+  const void *output_hidden_states_grad;     /* [T,H] */
+  int not_accumulating;
+  moe_shard_option shard_option;
+  moe_affinity_option affinity_option;
+  moe_kernel_type kernel_type;               /* DROPPING: N = E, block e is expert e; block_to_expert is not read */
+  int64_t block_tile_size;                   /* a hint; 0 or a divisor of B */
+  void *hidden_states_grad;                  /* [T,H] */
+  void *expert_affinities_masked_grad;       /* [T*E], affinity_dtype */
+  void *gate_up_proj_weight_grad;            /* [E,H,2,I], weight_grad_dtype */
+  void *down_proj_weight_grad;               /* [E,I,H], weight_grad_dtype */
+  void *gate_and_up_proj_bias_grad;          /* [E,2,I], weight_grad_dtype */
+  void *down_proj_bias_grad;                 /* [E,H], weight_grad_dtype */
+  moe_dtype weight_grad_dtype;
+  uint32_t accumulate;                       /* MOE_ACCUMULATE_* bits */
+  void *workspace;
+  size_t workspace_bytes;
+} moe_blockwise_mm_bwd_args;
+
+/* *bytes for the call with these args and this context's num_threads. Tensors are not read, and may be NULL. */
+#define MOE_DECLARE_BLOCKWISE_(name, type, NAME)                                                                       \
+  moe_status moe_blockwise_mm_fwd_##name(moe_context *ctx, const moe_blockwise_mm_fwd_args *args);                     \
+  moe_status moe_blockwise_mm_fwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_fwd_args *args,     \
+                                                          size_t *bytes);                                              \
+  moe_status moe_blockwise_mm_bwd_##name(moe_context *ctx, const moe_blockwise_mm_bwd_args *args);                     \
+  moe_status moe_blockwise_mm_bwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_bwd_args *args,     \
+                                                          size_t *bytes);
+MOE_DTYPE_LIST(MOE_DECLARE_BLOCKWISE_)
+#undef MOE_DECLARE_BLOCKWISE_
+
+/* Activation and derivative over an array, as the layer computes them: y[i] = act(x[i]), dy[i] = act'(x[i]) (either may be
+   NULL). alpha 0 = the activation's default. */
+moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x, float *y,
+                              float *dy, int64_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MOE_H */
+
+#if defined(MOE_IMPLEMENTATION) && !defined(MOE_IMPLEMENTATION_DONE_)
+#define MOE_IMPLEMENTATION_DONE_
+#include "moe/impl.h"
+#endif

@@ -1,0 +1,71 @@
+/* Argument checks that every public function shares. A function lists its tensors once, in a table of moe_tensor_; the table
+   is checked for presence, size, alignment and overlap before anything is written. */
+#ifndef MOE_BASE_CHECK_H
+#define MOE_BASE_CHECK_H
+
+typedef enum moe_role_ { MOE_INPUT, MOE_INPUT_OPTIONAL, MOE_OUTPUT, MOE_OUTPUT_OPTIONAL } moe_role_;
+
+typedef struct moe_tensor_ {
+  const char *name;
+  const void *data;
+  int64_t bytes; /* < 0: the size overflowed */
+  int64_t align; /* bytes of an element */
+  moe_role_ role;
+} moe_tensor_;
+
+MOE_FN int moe_overlap_(const moe_tensor_ *a, const moe_tensor_ *b) {
+  if (!a->data || !b->data || a->bytes <= 0 || b->bytes <= 0) return 0;
+  uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
+  return x < y ? y - x < (uintptr_t)a->bytes : x - y < (uintptr_t)b->bytes;
+}
+
+MOE_FN int moe_is_output_(const moe_tensor_ *t) { return t->role == MOE_OUTPUT || t->role == MOE_OUTPUT_OPTIONAL; }
+
+/* With `sizes_only`, pointers are not looked at (workspace queries). */
+MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensor_ *tensor, int count, int sizes_only) {
+  for (int i = 0; i < count; i++)
+    if (tensor[i].bytes < 0) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");
+  for (int i = 0; i < count && !sizes_only; i++) {
+    const moe_tensor_ *t = &tensor[i];
+    if (!t->data && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
+      return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, t->name, "is NULL");
+    if (t->align > 0 && (uintptr_t)t->data % (uintptr_t)t->align != 0)
+      return moe_fail_(ctx, MOE_ERROR_MISALIGNED, t->name, "is not aligned to its element type");
+    if (t->bytes > 0 && (uintptr_t)t->data > UINTPTR_MAX - (uintptr_t)t->bytes)
+      return moe_fail_(ctx, MOE_ERROR_OVERFLOW, t->name, "of this shape wraps around the address space");
+  }
+  for (int i = 0; i < count && !sizes_only; i++)
+    for (int j = 0; j < count; j++)
+      if (i != j && moe_is_output_(&tensor[i]) && moe_overlap_(&tensor[i], &tensor[j]))
+        return moe_fail_(ctx, MOE_ERROR_OVERLAP, tensor[i].name, "overlaps another tensor of this call");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_check_positive_(moe_context *ctx, const char *name, int64_t value) {
+  return value > 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "must be at least 1");
+}
+
+/* Ids travel as int32, so counts that index them must fit. */
+MOE_FN moe_status moe_check_count_(moe_context *ctx, const char *name, int64_t value) {
+  MOE_TRY(moe_check_positive_(ctx, name, value));
+  return value < INT32_MAX ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, name, "does not fit in 32-bit ids");
+}
+
+MOE_FN moe_status moe_check_flag_(moe_context *ctx, const char *name, int value) {
+  return value == 0 || value == 1 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be 0 or 1");
+}
+
+MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value, int count) {
+  return value >= 0 && value < count ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
+}
+
+#define MOE_DTYPE_COUNT_ (MOE_DTYPE_FP16 + 1)
+
+/* The finite test is on bits: comparisons mean little under -ffast-math. */
+MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return (bits & 0x7f800000u) != 0x7f800000u ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* The context at work: validation, workspaces, and running work items on the caller's threads. */
+#ifndef MOE_BASE_CONTEXT_H
+#define MOE_BASE_CONTEXT_H
+
+#define MOE_MAX_LANES_ 1024
+
+MOE_FN int64_t moe_lanes_(const moe_context *ctx) {
+  int64_t lanes = ctx ? ctx->num_threads : 0;
+#ifdef _OPENMP
+  if (lanes == 0) lanes = omp_get_max_threads();
+#endif
+  return lanes < 1 ? 1 : lanes;
+}
+
+MOE_FN moe_status moe_check_context_(moe_context *ctx) {
+  if (!ctx) return MOE_OK;
+  if (ctx->num_threads < 0 || ctx->num_threads > MOE_MAX_LANES_)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "ctx.num_threads", "must be between 0 and 1024");
+  MOE_TRY(moe_check_enum_(ctx, "ctx.schedule", (int)ctx->schedule, MOE_SCHEDULE_SHUFFLED + 1));
+  if (!ctx->allocate != !ctx->release)
+    return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "ctx.allocate", "and ctx.release must be given together");
+  return MOE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ workspace */
+
+/* A bump allocator. With memory == NULL it only adds up, so that the size asked for and the layout used are one code. */
+typedef struct moe_arena_ {
+  char *memory;
+  int64_t used; /* < 0: overflow */
+} moe_arena_;
+
+#define MOE_ALIGN_ 64
+
+MOE_FN void *moe_take_(moe_arena_ *arena, int64_t bytes) {
+  int64_t at = arena->used;
+  int64_t rounded = moe_mul_(moe_ceil_div_(moe_max_(bytes, 0), MOE_ALIGN_), MOE_ALIGN_);
+  arena->used = moe_add_(at, bytes < 0 ? -1 : rounded);
+  return arena->memory && arena->used >= 0 ? arena->memory + at : NULL;
+}
+
+/* Bytes to ask the caller for: the layout plus what aligning its start may cost. */
+MOE_FN moe_status moe_report_workspace_(moe_context *ctx, const moe_arena_ *arena, size_t *bytes) {
+  int64_t total = moe_add_(arena->used, MOE_ALIGN_ - 1);
+  if (!bytes) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
+  if (total < 0) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "workspace", "of this shape overflows the address space");
+  *bytes = (size_t)total;
+  return moe_succeed_(ctx);
+}
+
+typedef struct moe_workspace_ {
+  void *owned; /* from ctx.allocate, to be released */
+  size_t bytes;
+} moe_workspace_;
+
+MOE_FN moe_status moe_open_workspace_(moe_context *ctx, const moe_arena_ *sized, void *given, size_t given_bytes,
+                                      moe_workspace_ *workspace, moe_arena_ *arena) {
+  int64_t need = moe_add_(sized->used, MOE_ALIGN_ - 1);
+  if (need < 0) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "workspace", "of this shape overflows the address space");
+  workspace->owned = NULL;
+  workspace->bytes = (size_t)need;
+  if (!given) {
+    if (!ctx || !ctx->allocate)
+      return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "workspace", "is NULL and the context has no allocator");
+    given = workspace->owned = ctx->allocate(ctx->allocator_user, workspace->bytes);
+    if (!given) return moe_fail_(ctx, MOE_ERROR_OUT_OF_MEMORY, "workspace", "could not be allocated");
+  } else if (given_bytes < (size_t)need) {
+    return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "workspace_bytes", "is smaller than the workspace_size function says");
+  }
+  uintptr_t pad = (MOE_ALIGN_ - (uintptr_t)given % MOE_ALIGN_) % MOE_ALIGN_;
+  arena->memory = (char *)given + pad;
+  arena->used = 0;
+  return MOE_OK;
+}
+
+MOE_FN void moe_close_workspace_(moe_context *ctx, moe_workspace_ *workspace) {
+  if (workspace->owned) ctx->release(ctx->allocator_user, workspace->owned, workspace->bytes);
+}
+
+/* ------------------------------------------------------------------------------------------------------ work items */
+
+/* One kind of work item. run() gets the item's number and the number of the lane it runs on: at any moment a lane is on one
+   thread only, so a lane's scratch memory is its own. */
+typedef struct moe_work_ {
+  int64_t count;
+  void (*run)(void *arg, int64_t item, int64_t lane);
+  void *arg;
+} moe_work_;
+
+typedef struct moe_job_ {
+  const moe_work_ *work;
+  int works;
+  int64_t items, lanes, stride; /* stride: MOE_SCHEDULE_SHUFFLED's step, coprime to items */
+  moe_schedule schedule;
+  atomic_llong next;
+} moe_job_;
+
+MOE_FN void moe_run_item_(const moe_job_ *job, int64_t item, int64_t lane) {
+  int w = 0;
+  while (item >= job->work[w].count) item -= job->work[w++].count;
+  job->work[w].run(job->work[w].arg, item, lane);
+}
+
+MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
+  moe_job_ *job = (moe_job_ *)arg;
+  moe_fpenv_ saved = moe_fpenv_enter_();
+  if (job->schedule == MOE_SCHEDULE_HI_LO) {
+    int64_t share = job->items / job->lanes, extra = job->items % job->lanes;
+    int64_t first = lane * share + moe_min_(lane, extra), last = first + share + (lane < extra);
+    for (int64_t i = first; i < last; i++) moe_run_item_(job, i, lane);
+  } else {
+    for (;;) {
+      int64_t i = (int64_t)atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+      if (i >= job->items) break;
+      if (job->schedule == MOE_SCHEDULE_SHUFFLED) i = (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items);
+      moe_run_item_(job, i, lane);
+    }
+  }
+  moe_fpenv_leave_(saved);
+}
+
+MOE_FN int64_t moe_gcd_(int64_t a, int64_t b) {
+  while (b) {
+    int64_t r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+/* Runs all items of all works, in no particular order, and returns when they are done. */
+MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
+  moe_job_ job;
+  job.work = work;
+  job.works = works;
+  job.items = 0;
+  for (int w = 0; w < works; w++) job.items += work[w].count;
+  if (job.items == 0) return;
+  job.lanes = moe_min_(moe_lanes_(ctx), job.items);
+  job.schedule = ctx ? ctx->schedule : MOE_SCHEDULE_PING_PONG;
+  job.stride = job.items * 5 / 8 + 1;
+  while (moe_gcd_(job.stride, job.items) != 1) job.stride++;
+  atomic_init(&job.next, 0);
+  if (ctx && ctx->parallel_for && job.lanes > 1) {
+    ctx->parallel_for(ctx->parallel_for_user, job.lanes, moe_run_lane_, &job);
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static, 1) num_threads((int)job.lanes)
+#endif
+  for (int64_t lane = 0; lane < job.lanes; lane++) moe_run_lane_(&job, lane);
+}
+
+#endif

@@ -1,0 +1,39 @@
+/* Which instruction sets this CPU, and this operating system, can run. */
+#ifndef MOE_BASE_CPU_H
+#define MOE_BASE_CPU_H
+
+#if MOE_X86
+#include <cpuid.h>
+
+/* gcc 12's __builtin_cpu_supports does not know f16c: CPUID leaf 1, ECX bit 29. */
+MOE_FN int moe_cpu_has_f16c_(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1u) != 0;
+}
+#endif
+
+MOE_FN int moe_cpu_has_(moe_isa isa) {
+#if MOE_X86
+  __builtin_cpu_init();
+  switch (isa) {
+    case MOE_ISA_SCALAR: return 1;
+    case MOE_ISA_AVX2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && moe_cpu_has_f16c_();
+    case MOE_ISA_AVX512:
+      return moe_cpu_has_(MOE_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case MOE_ISA_AVX512BF16: return moe_cpu_has_(MOE_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
+  }
+  return 0;
+#else
+  return isa == MOE_ISA_SCALAR;
+#endif
+}
+
+MOE_FN moe_isa moe_cpu_best_(moe_isa limit) {
+  int isa = (int)limit;
+  while (isa > 0 && !moe_cpu_has_((moe_isa)isa)) isa--;
+  return (moe_isa)isa;
+}
+
+#endif

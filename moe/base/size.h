@@ -1,0 +1,25 @@
+/* Overflow-checked sizes. A negative size is the error value and stays one through every operation. */
+#ifndef MOE_BASE_SIZE_H
+#define MOE_BASE_SIZE_H
+
+#define MOE_SIZE_MAX_ (INT64_MAX < PTRDIFF_MAX ? INT64_MAX : (int64_t)PTRDIFF_MAX)
+
+MOE_INLINE int64_t moe_mul_(int64_t a, int64_t b) {
+  int64_t r;
+  return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &r) || r > MOE_SIZE_MAX_ ? -1 : r;
+}
+
+MOE_INLINE int64_t moe_add_(int64_t a, int64_t b) {
+  int64_t r;
+  return a < 0 || b < 0 || __builtin_add_overflow(a, b, &r) || r > MOE_SIZE_MAX_ ? -1 : r;
+}
+
+MOE_INLINE int64_t moe_mul3_(int64_t a, int64_t b, int64_t c) { return moe_mul_(moe_mul_(a, b), c); }
+MOE_INLINE int64_t moe_mul4_(int64_t a, int64_t b, int64_t c, int64_t d) { return moe_mul_(moe_mul3_(a, b, c), d); }
+MOE_INLINE int64_t moe_ceil_div_(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+MOE_INLINE int64_t moe_min_(int64_t a, int64_t b) { return a < b ? a : b; }
+MOE_INLINE int64_t moe_max_(int64_t a, int64_t b) { return a > b ? a : b; }
+
+MOE_INLINE int64_t moe_dtype_bytes_(moe_dtype dtype) { return (int64_t)moe_dtype_size(dtype); }
+
+#endif

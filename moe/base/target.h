@@ -1,0 +1,53 @@
+/* Compiler switches: regions compiled for an instruction set, regions with exact floating point, inlining and unrolling. */
+#ifndef MOE_BASE_TARGET_H
+#define MOE_BASE_TARGET_H
+
+#define MOE_CAT_(a, b) a##b
+#define MOE_CAT(a, b) MOE_CAT_(a, b)
+#define MOE_PRAGMA_(x) _Pragma(#x)
+#define MOE_PRAGMA(x) MOE_PRAGMA_(x)
+
+#define MOE_UNUSED __attribute__((unused))
+#define MOE_FN static MOE_UNUSED
+#define MOE_INLINE static inline __attribute__((always_inline, unused))
+
+/* MOE_EXACT_BEGIN .. END: floating point as written, whatever -ffast-math or -ffp-contract the user compiles with.
+   clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a region. */
+#if defined(__clang__)
+#define MOE_EXACT_BEGIN MOE_PRAGMA(float_control(push)) MOE_PRAGMA(float_control(precise, on)) MOE_PRAGMA(STDC FP_CONTRACT OFF)
+#define MOE_EXACT_END MOE_PRAGMA(float_control(pop)) MOE_PRAGMA(STDC FP_CONTRACT DEFAULT)
+#define MOE_TARGET_BEGIN(features) \
+  MOE_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define MOE_TARGET_END MOE_PRAGMA(clang attribute pop)
+#define MOE_UNROLL MOE_PRAGMA(clang loop unroll(full))
+#elif defined(__GNUC__)
+#define MOE_EXACT_BEGIN                                                                                                 \
+  MOE_PRAGMA(GCC push_options)                                                                                          \
+  MOE_PRAGMA(GCC optimize("no-fast-math", "no-associative-math", "no-reciprocal-math", "no-finite-math-only",           \
+                          "signed-zeros", "no-unsafe-math-optimizations", "fp-contract=off"))
+#define MOE_EXACT_END MOE_PRAGMA(GCC pop_options)
+#define MOE_TARGET_BEGIN(features) MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC target(features))
+#define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
+#define MOE_UNROLL MOE_PRAGMA(GCC unroll 64)
+#else
+#error "moe.h needs gcc or clang"
+#endif
+
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__SSE2__)
+#define MOE_X86 1
+#ifdef __clang__
+MOE_EXACT_BEGIN
+#include <immintrin.h>
+MOE_EXACT_END
+#else
+#include <immintrin.h>
+#endif
+#else
+#define MOE_X86 0
+#endif
+
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
+#error "moe.h needs float arithmetic in float (on 32-bit x86: -msse2 -mfpmath=sse)"
+#endif
+
+#endif

@@ -1,0 +1,76 @@
+/* The spine: what the implementation consists of, in order. Data flows layer -> kernel -> isa -> base. */
+#ifndef MOE_IMPL_H
+#define MOE_IMPL_H
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/target.h"
+
+MOE_EXACT_BEGIN
+
+#include "base/cpu.h"
+#include "base/size.h"
+#include "base/error.h"
+#include "base/check.h"
+#include "isa/fpenv.h"
+#include "base/context.h"
+
+#include "kernel/names.h"
+#include "kernel/table.h"
+#include "kernel/reduce.h"
+
+/* --- one region per instruction set --- */
+
+#include "isa/scalar.h"
+#define MOE_ISA scalar
+#define MOE_VOCABULARY scalar
+#define MOE_TILE_VECTORS 1
+#define MOE_BF16_BY_MODE 0
+#include "kernel/all.inl"
+#include "kernel/end.inl"
+
+#if MOE_X86
+
+MOE_TARGET_BEGIN("avx2,fma,f16c")
+#include "isa/avx2.h"
+#define MOE_ISA avx2
+#define MOE_VOCABULARY avx2
+#define MOE_TILE_VECTORS 2
+#define MOE_BF16_BY_MODE 1
+#include "kernel/all.inl"
+#include "kernel/end.inl"
+MOE_TARGET_END
+
+MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#include "isa/avx512.h"
+#define MOE_ISA avx512
+#define MOE_VOCABULARY avx512
+#define MOE_TILE_VECTORS 4
+#define MOE_BF16_BY_MODE 1
+#include "kernel/all.inl"
+#include "kernel/end.inl"
+MOE_TARGET_END
+
+MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#include "isa/avx512bf16.h"
+#define MOE_ISA avx512bf16
+#define MOE_VOCABULARY avx512
+#include "kernel/pairs.inl"
+#include "kernel/end.inl"
+MOE_TARGET_END
+
+#endif
+
+#include "kernel/dispatch.h"
+#include "kernel/product.h"
+
+#include "layer/convert.h"
+
+MOE_EXACT_END
+
+#endif

@@ -1,0 +1,115 @@
+/* The vocabulary (see scalar.h) for AVX2 + FMA + F16C: vectors of eight. */
+#ifndef MOE_ISA_AVX2_H
+#define MOE_ISA_AVX2_H
+
+enum { MOE_W_avx2 = 8 };
+typedef __m256 moe_f_avx2;
+typedef __m256i moe_i_avx2;
+typedef __m256 moe_m_avx2;
+
+MOE_INLINE __m256i moe_casti_avx2(__m256 x) { return _mm256_castps_si256(x); }
+MOE_INLINE __m256 moe_castf_avx2(__m256i x) { return _mm256_castsi256_ps(x); }
+MOE_INLINE __m256 moe_set1_avx2(float x) { return _mm256_set1_ps(x); }
+MOE_INLINE __m256i moe_set1i_avx2(uint32_t x) { return _mm256_set1_epi32((int)x); }
+MOE_INLINE __m256 moe_add_avx2(__m256 a, __m256 b) { return a + b; }
+MOE_INLINE __m256 moe_sub_avx2(__m256 a, __m256 b) { return a - b; }
+MOE_INLINE __m256 moe_mul_avx2(__m256 a, __m256 b) { return a * b; }
+MOE_INLINE __m256 moe_div_avx2(__m256 a, __m256 b) { return a / b; }
+MOE_INLINE __m256 moe_fma_avx2(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
+MOE_INLINE __m256 moe_sqrt_avx2(__m256 a) { return _mm256_sqrt_ps(a); }
+MOE_INLINE __m256 moe_lt_avx2(__m256 a, __m256 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+MOE_INLINE __m256 moe_select_avx2(__m256 m, __m256 a, __m256 b) { return _mm256_blendv_ps(b, a, m); }
+MOE_INLINE __m256 moe_min_avx2(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+MOE_INLINE __m256 moe_max_avx2(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+MOE_INLINE __m256i moe_addi_avx2(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+MOE_INLINE __m256i moe_subi_avx2(__m256i a, __m256i b) { return _mm256_sub_epi32(a, b); }
+MOE_INLINE __m256i moe_andi_avx2(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
+MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
+MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
+MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
+MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
+
+MOE_INLINE __m256 moe_canon_avx2(__m256 x) {
+  __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+  __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fc00000), nan));
+}
+
+/* Lanes below n, as a mask for maskload. */
+MOE_INLINE __m256i moe_lanes_avx2(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+MOE_INLINE __m256 moe_load_avx2(const void *p) { return _mm256_loadu_ps((const float *)p); }
+MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) { return _mm256_maskload_ps((const float *)p, moe_lanes_avx2(n)); }
+MOE_INLINE void moe_store_avx2(void *p, __m256 x) { _mm256_storeu_ps((float *)p, x); }
+MOE_INLINE void moe_storen_avx2(void *p, __m256 x, int64_t n) { _mm256_maskstore_ps((float *)p, moe_lanes_avx2(n), x); }
+MOE_INLINE __m256i moe_loadi_avx2(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MOE_INLINE __m256i moe_loadin_avx2(const void *p, int64_t n) { return _mm256_maskload_epi32((const int *)p, moe_lanes_avx2(n)); }
+MOE_INLINE void moe_storei_avx2(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
+
+/* AVX2 has no masked 16-bit moves: partial ones go through a buffer. */
+MOE_INLINE __m128i moe_load16n_avx2(const void *p, int64_t n) {
+  uint16_t buffer[8] = {0};
+  memcpy(buffer, p, (size_t)n * 2);
+  return _mm_loadu_si128((const __m128i *)buffer);
+}
+MOE_INLINE void moe_store16n_avx2(void *p, __m128i x, int64_t n) {
+  uint16_t buffer[8];
+  _mm_storeu_si128((__m128i *)buffer, x);
+  memcpy(p, buffer, (size_t)n * 2);
+}
+MOE_INLINE __m128i moe_load16_avx2(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
+MOE_INLINE __m256i moe_loadu16_avx2(const void *p) { return _mm256_cvtepu16_epi32(moe_load16_avx2(p)); }
+MOE_INLINE __m256i moe_loadu16n_avx2(const void *p, int64_t n) { return _mm256_cvtepu16_epi32(moe_load16n_avx2(p, n)); }
+
+/* ------------------------------------------------------------------------------------------------------ conversions */
+
+MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+
+MOE_INLINE __m128i moe_bf16_encode_avx2(__m256 x) {
+  __m256i bits = _mm256_castps_si256(moe_canon_avx2(x));
+  __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff))), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+}
+
+/* VCVTPS2PH keeps a NaN's sign, so the canonical NaN goes in. */
+MOE_INLINE __m128i moe_fp16_encode_avx2(__m256 x) { return _mm256_cvtps_ph(moe_canon_avx2(x), _MM_FROUND_TO_NEAREST_INT); }
+
+MOE_INLINE __m256 moe_load_f32_avx2(const void *p) { return moe_load_avx2(p); }
+MOE_INLINE __m256 moe_loadn_f32_avx2(const void *p, int64_t n) { return moe_loadn_avx2(p, n); }
+MOE_INLINE __m256 moe_load_bf16_avx2(const void *p) { return moe_bf16_decode_avx2(moe_load16_avx2(p)); }
+MOE_INLINE __m256 moe_loadn_bf16_avx2(const void *p, int64_t n) { return moe_bf16_decode_avx2(moe_load16n_avx2(p, n)); }
+MOE_INLINE __m256 moe_load_fp16_avx2(const void *p) { return _mm256_cvtph_ps(moe_load16_avx2(p)); }
+MOE_INLINE __m256 moe_loadn_fp16_avx2(const void *p, int64_t n) { return _mm256_cvtph_ps(moe_load16n_avx2(p, n)); }
+
+MOE_INLINE void moe_store_f32_avx2(void *p, __m256 x) { moe_store_avx2(p, moe_canon_avx2(x)); }
+MOE_INLINE void moe_storen_f32_avx2(void *p, __m256 x, int64_t n) { moe_storen_avx2(p, moe_canon_avx2(x), n); }
+MOE_INLINE void moe_store_bf16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m128i *)p, moe_bf16_encode_avx2(x)); }
+MOE_INLINE void moe_storen_bf16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_bf16_encode_avx2(x), n); }
+MOE_INLINE void moe_store_fp16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m128i *)p, moe_fp16_encode_avx2(x)); }
+MOE_INLINE void moe_storen_fp16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_fp16_encode_avx2(x), n); }
+
+MOE_INLINE void moe_transpose_avx2(__m256i v[8]) {
+  __m256i t[8], q[8];
+  MOE_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  MOE_UNROLL
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      q[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
+      q[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
+    }
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++) {
+    v[i] = _mm256_permute2x128_si256(q[i], q[i + 4], 0x20);
+    v[i + 4] = _mm256_permute2x128_si256(q[i], q[i + 4], 0x31);
+  }
+}
+
+#endif

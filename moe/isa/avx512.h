@@ -1,0 +1,111 @@
+/* The vocabulary (see scalar.h) for AVX-512 F, BW, VL, DQ: vectors of sixteen. */
+#ifndef MOE_ISA_AVX512_H
+#define MOE_ISA_AVX512_H
+
+enum { MOE_W_avx512 = 16 };
+typedef __m512 moe_f_avx512;
+typedef __m512i moe_i_avx512;
+typedef __mmask16 moe_m_avx512;
+
+MOE_INLINE __m512i moe_casti_avx512(__m512 x) { return _mm512_castps_si512(x); }
+MOE_INLINE __m512 moe_castf_avx512(__m512i x) { return _mm512_castsi512_ps(x); }
+MOE_INLINE __m512 moe_set1_avx512(float x) { return _mm512_set1_ps(x); }
+MOE_INLINE __m512i moe_set1i_avx512(uint32_t x) { return _mm512_set1_epi32((int)x); }
+MOE_INLINE __m512 moe_add_avx512(__m512 a, __m512 b) { return a + b; }
+MOE_INLINE __m512 moe_sub_avx512(__m512 a, __m512 b) { return a - b; }
+MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) { return a * b; }
+MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
+MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
+MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }
+MOE_INLINE __mmask16 moe_lt_avx512(__m512 a, __m512 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+MOE_INLINE __m512 moe_select_avx512(__mmask16 m, __m512 a, __m512 b) { return _mm512_mask_blend_ps(m, b, a); }
+MOE_INLINE __m512 moe_min_avx512(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
+MOE_INLINE __m512 moe_max_avx512(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+MOE_INLINE __m512i moe_addi_avx512(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+MOE_INLINE __m512i moe_subi_avx512(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
+MOE_INLINE __m512i moe_andi_avx512(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
+MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
+MOE_INLINE __m512i moe_slli_avx512(__m512i a, unsigned n) { return _mm512_slli_epi32(a, n); }
+MOE_INLINE __m512i moe_srli_avx512(__m512i a, unsigned n) { return _mm512_srli_epi32(a, n); }
+MOE_INLINE __m512i moe_srai_avx512(__m512i a, unsigned n) { return _mm512_srai_epi32(a, n); }
+
+MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
+  __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+  __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+  return _mm512_castsi512_ps(_mm512_mask_blend_epi32(nan, _mm512_castps_si512(x), _mm512_set1_epi32(0x7fc00000)));
+}
+
+MOE_INLINE __mmask16 moe_lanes_avx512(int64_t n) { return (__mmask16)((1u << n) - 1u); }
+
+MOE_INLINE __m512 moe_load_avx512(const void *p) { return _mm512_loadu_ps(p); }
+MOE_INLINE __m512 moe_loadn_avx512(const void *p, int64_t n) { return _mm512_maskz_loadu_ps(moe_lanes_avx512(n), p); }
+MOE_INLINE void moe_store_avx512(void *p, __m512 x) { _mm512_storeu_ps(p, x); }
+MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_storeu_ps(p, moe_lanes_avx512(n), x); }
+MOE_INLINE __m512i moe_loadi_avx512(const void *p) { return _mm512_loadu_si512(p); }
+MOE_INLINE __m512i moe_loadin_avx512(const void *p, int64_t n) { return _mm512_maskz_loadu_epi32(moe_lanes_avx512(n), p); }
+MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
+MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) { return _mm256_maskz_loadu_epi16(moe_lanes_avx512(n), p); }
+MOE_INLINE __m512i moe_loadu16_avx512(const void *p) { return _mm512_cvtepu16_epi32(moe_load16_avx512(p)); }
+MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) { return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n)); }
+
+/* ------------------------------------------------------------------------------------------------------ conversions */
+
+MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+
+/* In integers, because VCVTNEPS2BF16 flushes subnormals. */
+MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
+  __m512i bits = _mm512_castps_si512(moe_canon_avx512(x));
+  __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  bits = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+}
+
+MOE_INLINE __m256i moe_fp16_encode_avx512(__m512 x) { return _mm512_cvtps_ph(moe_canon_avx512(x), _MM_FROUND_TO_NEAREST_INT); }
+
+MOE_INLINE __m512 moe_load_f32_avx512(const void *p) { return moe_load_avx512(p); }
+MOE_INLINE __m512 moe_loadn_f32_avx512(const void *p, int64_t n) { return moe_loadn_avx512(p, n); }
+MOE_INLINE __m512 moe_load_bf16_avx512(const void *p) { return moe_bf16_decode_avx512(moe_load16_avx512(p)); }
+MOE_INLINE __m512 moe_loadn_bf16_avx512(const void *p, int64_t n) { return moe_bf16_decode_avx512(moe_load16n_avx512(p, n)); }
+MOE_INLINE __m512 moe_load_fp16_avx512(const void *p) { return _mm512_cvtph_ps(moe_load16_avx512(p)); }
+MOE_INLINE __m512 moe_loadn_fp16_avx512(const void *p, int64_t n) { return _mm512_cvtph_ps(moe_load16n_avx512(p, n)); }
+
+MOE_INLINE void moe_store_f32_avx512(void *p, __m512 x) { moe_store_avx512(p, moe_canon_avx512(x)); }
+MOE_INLINE void moe_storen_f32_avx512(void *p, __m512 x, int64_t n) { moe_storen_avx512(p, moe_canon_avx512(x), n); }
+MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x)); }
+MOE_INLINE void moe_storen_bf16_avx512(void *p, __m512 x, int64_t n) {
+  _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_bf16_encode_avx512(x));
+}
+MOE_INLINE void moe_store_fp16_avx512(void *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, moe_fp16_encode_avx512(x)); }
+MOE_INLINE void moe_storen_fp16_avx512(void *p, __m512 x, int64_t n) {
+  _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_fp16_encode_avx512(x));
+}
+
+MOE_INLINE void moe_transpose_avx512(__m512i v[16]) {
+  __m512i t[16], q[16];
+  MOE_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  MOE_UNROLL
+  for (int i = 0; i < 16; i += 4)
+    MOE_UNROLL
+    for (int j = 0; j < 2; j++) {
+      q[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+      q[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+    }
+  /* q[4b+j], 128-bit lane l: rows 4b..4b+3 of column 4l+j. */
+  MOE_UNROLL
+  for (int j = 0; j < 4; j++) {
+    __m512i a = _mm512_shuffle_i32x4(q[j], q[4 + j], 0x88), b = _mm512_shuffle_i32x4(q[8 + j], q[12 + j], 0x88);
+    __m512i c = _mm512_shuffle_i32x4(q[j], q[4 + j], 0xdd), d = _mm512_shuffle_i32x4(q[8 + j], q[12 + j], 0xdd);
+    v[j] = _mm512_shuffle_i32x4(a, b, 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    v[j + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+    v[j + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  }
+}
+
+#endif

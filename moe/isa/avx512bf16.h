@@ -1,0 +1,9 @@
+/* AVX-512 BF16: the vocabulary is avx512's; this adds the dot product of bf16 pairs. Other new operations stay unused because
+   they flush subnormals where the numeric contract does not. */
+#ifndef MOE_ISA_AVX512BF16_H
+#define MOE_ISA_AVX512BF16_H
+
+/* Per 32-bit lane: fma(a.lo, b.lo, fma(a.hi, b.hi, c)), subnormals in and out taken as zero. */
+MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+
+#endif

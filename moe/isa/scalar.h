@@ -1,0 +1,162 @@
+/* The vocabulary in portable C: vectors of one element. It defines what the other instruction sets must equal, bit for bit.
+
+   Every instruction set provides, with its own suffix:
+     MOE_W_<isa>                     elements in a vector
+     moe_f_<isa>, moe_i_<isa>, moe_m_<isa>   vectors of binary32, of 32-bit integers, and comparison masks
+     load/store, loadn/storen        W elements, or the first n < W (the rest reads as 0 and is not touched)
+     load_bf16 load_fp16, store_*    the same with conversion; *_f32 are synonyms of the plain ones
+     loadi/loadin, loadu16/loadu16n, storei   32-bit words, 16-bit words zero-extended
+     set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
+     min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
+     lt select                       a < b; select(m,a,b) = m ? a : b
+     addi subi andi ori slli srli srai casti castf
+     fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
+     canon                           NaN becomes the canonical NaN
+     transpose                       W vectors of W words, in place */
+#ifndef MOE_ISA_SCALAR_H
+#define MOE_ISA_SCALAR_H
+
+enum { MOE_W_scalar = 1 };
+typedef float moe_f_scalar;
+typedef uint32_t moe_i_scalar;
+typedef int moe_m_scalar;
+
+MOE_INLINE uint32_t moe_casti_scalar(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
+}
+MOE_INLINE float moe_castf_scalar(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+MOE_INLINE float moe_set1_scalar(float x) { return x; }
+MOE_INLINE uint32_t moe_set1i_scalar(uint32_t x) { return x; }
+MOE_INLINE float moe_add_scalar(float a, float b) { return a + b; }
+MOE_INLINE float moe_sub_scalar(float a, float b) { return a - b; }
+MOE_INLINE float moe_mul_scalar(float a, float b) { return a * b; }
+MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
+MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
+MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
+MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b; }
+MOE_INLINE float moe_select_scalar(int m, float a, float b) { return m ? a : b; }
+MOE_INLINE float moe_min_scalar(float a, float b) { return a < b ? a : b; }
+MOE_INLINE float moe_max_scalar(float a, float b) { return a > b ? a : b; }
+MOE_INLINE uint32_t moe_addi_scalar(uint32_t a, uint32_t b) { return a + b; }
+MOE_INLINE uint32_t moe_subi_scalar(uint32_t a, uint32_t b) { return a - b; }
+MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
+MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
+MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
+MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
+MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
+
+MOE_INLINE float moe_canon_scalar(float x) {
+  uint32_t bits = moe_casti_scalar(x);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? moe_castf_scalar(0x7fc00000u) : x;
+}
+
+/* ------------------------------------------------------------------------------------------------------ conversions */
+
+MOE_INLINE float moe_bf16_decode_scalar(uint16_t h) { return moe_castf_scalar((uint32_t)h << 16); }
+
+MOE_INLINE uint16_t moe_bf16_encode_scalar(float x) {
+  uint32_t bits = moe_casti_scalar(moe_canon_scalar(x));
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+MOE_INLINE float moe_fp16_decode_scalar(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
+  if (magnitude >= 0x7c00u) return moe_castf_scalar(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  if (magnitude >= 0x0400u) return moe_castf_scalar(sign | ((magnitude << 13) + 0x38000000u));
+  /* Subnormal: the integer times 2^-24, exact. */
+  return moe_castf_scalar(sign | moe_casti_scalar((float)magnitude * 0x1p-24f));
+}
+
+MOE_INLINE uint16_t moe_fp16_encode_scalar(float x) {
+  uint32_t bits = moe_casti_scalar(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7e00u;
+  if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
+  if (magnitude < 0x38800000u) {
+    /* Below 2^-14: adding 0.5 puts the last fp16 subnormal bit at the last binary32 bit, rounding on the way. */
+    return (uint16_t)(sign | (moe_casti_scalar(moe_castf_scalar(magnitude) + 0.5f) - 0x3f000000u));
+  }
+  return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
+}
+
+MOE_INLINE float moe_load_scalar(const void *p) {
+  float x;
+  memcpy(&x, p, 4);
+  return x;
+}
+MOE_INLINE uint32_t moe_loadi_scalar(const void *p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return x;
+}
+MOE_INLINE uint32_t moe_loadu16_scalar(const void *p) {
+  uint16_t x;
+  memcpy(&x, p, 2);
+  return x;
+}
+MOE_INLINE void moe_store_scalar(void *p, float x) { memcpy(p, &x, 4); }
+MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }
+MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
+
+/* A vector of one has no partial loads: these are never reached with 0 < n < 1. */
+MOE_INLINE float moe_loadn_scalar(const void *p, int64_t n) { return n > 0 ? moe_load_scalar(p) : 0.0f; }
+MOE_INLINE uint32_t moe_loadin_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadi_scalar(p) : 0u; }
+MOE_INLINE uint32_t moe_loadu16n_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadu16_scalar(p) : 0u; }
+MOE_INLINE void moe_storen_scalar(void *p, float x, int64_t n) {
+  if (n > 0) moe_store_scalar(p, x);
+}
+
+MOE_INLINE float moe_load_f32_scalar(const void *p) { return moe_load_scalar(p); }
+MOE_INLINE float moe_loadn_f32_scalar(const void *p, int64_t n) { return moe_loadn_scalar(p, n); }
+MOE_INLINE float moe_load_bf16_scalar(const void *p) { return moe_bf16_decode_scalar((uint16_t)moe_loadu16_scalar(p)); }
+MOE_INLINE float moe_loadn_bf16_scalar(const void *p, int64_t n) { return n > 0 ? moe_load_bf16_scalar(p) : 0.0f; }
+MOE_INLINE float moe_load_fp16_scalar(const void *p) { return moe_fp16_decode_scalar((uint16_t)moe_loadu16_scalar(p)); }
+MOE_INLINE float moe_loadn_fp16_scalar(const void *p, int64_t n) { return n > 0 ? moe_load_fp16_scalar(p) : 0.0f; }
+
+MOE_INLINE void moe_store_f32_scalar(void *p, float x) { moe_store_scalar(p, moe_canon_scalar(x)); }
+MOE_INLINE void moe_storen_f32_scalar(void *p, float x, int64_t n) { moe_storen_scalar(p, moe_canon_scalar(x), n); }
+MOE_INLINE void moe_store_bf16_scalar(void *p, float x) { moe_storeu16_scalar(p, moe_bf16_encode_scalar(x)); }
+MOE_INLINE void moe_storen_bf16_scalar(void *p, float x, int64_t n) {
+  if (n > 0) moe_store_bf16_scalar(p, x);
+}
+MOE_INLINE void moe_store_fp16_scalar(void *p, float x) { moe_storeu16_scalar(p, moe_fp16_encode_scalar(x)); }
+MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
+  if (n > 0) moe_store_fp16_scalar(p, x);
+}
+
+MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
+
+/* ---------------------------------------------------------------------------------------- the bf16 dot product's fma */
+
+MOE_INLINE float moe_daz_scalar(float x) {
+  uint32_t bits = moe_casti_scalar(x);
+  return (bits & 0x7f800000u) == 0 ? moe_castf_scalar(bits & 0x80000000u) : x;
+}
+
+/* fma with subnormal operands taken as zero and subnormal results flushed. A result is subnormal when, rounded to 24 bits
+   with an unbounded exponent, it lies below 2^-126; fmaf has rounded at 2^-149 instead, so a result of exactly 2^-126 may
+   have come from 2^-126 - 2^-150, which must flush. The exact sum decides: a*b is exact in double, TwoSum gives the rest. */
+MOE_FN float moe_fma_flush_scalar(float a, float b, float c) {
+  a = moe_daz_scalar(a);
+  b = moe_daz_scalar(b);
+  float r = fmaf(a, b, moe_daz_scalar(c));
+  uint32_t magnitude = moe_casti_scalar(r) & 0x7fffffffu;
+  if (magnitude == 0x00800000u) {
+    double p = (double)a * (double)b, q = (double)moe_daz_scalar(c), s = p + q, t = s - p;
+    double rest = (p - (s - t)) + (q - t), limit = 0x1p-126 - 0x1p-151;
+    if (s < 0) {
+      s = -s;
+      rest = -rest;
+    }
+    if (s < limit || (s == limit && rest < 0)) magnitude = 0;
+  }
+  return magnitude < 0x00800000u ? moe_castf_scalar(moe_casti_scalar(r) & 0x80000000u) : r;
+}
+
+#endif

@@ -1,0 +1,52 @@
+/* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY, MOE_TILE_VECTORS,
+   MOE_BF16_BY_MODE. */
+
+#include "math.inl"
+#include "activation.inl"
+#include "glu.inl"
+#include "row.inl"
+#include "tile.inl"
+
+#define MOE_FORMAT f32
+#define MOE_FORMAT_TYPE float
+#include "format.inl"
+#undef MOE_FORMAT
+#undef MOE_FORMAT_TYPE
+
+#define MOE_FORMAT bf16
+#define MOE_FORMAT_TYPE moe_bf16
+#include "format.inl"
+#undef MOE_FORMAT
+#undef MOE_FORMAT_TYPE
+
+#define MOE_FORMAT fp16
+#define MOE_FORMAT_TYPE moe_fp16
+#include "format.inl"
+#undef MOE_FORMAT
+#undef MOE_FORMAT_TYPE
+
+MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
+  t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
+  t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);
+#if MOE_BF16_BY_MODE
+  t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_f32);
+#else
+  t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_flush);
+#endif
+  t->bf16_by_mode = MOE_BF16_BY_MODE;
+#define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
+  t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
+  t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
+  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
+  t->pack_cols[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_cols_##name##_, MOE_ISA);
+  MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
+#undef MOE_FORMAT_KERNELS_
+  t->glu_forward = MOE_K(glu_forward);
+  t->glu_backward = MOE_K(glu_backward);
+  t->activate = MOE_K(activate);
+  t->add_scaled = MOE_K(add_scaled);
+  t->scale_row = MOE_K(scale_row);
+  t->dot = MOE_K(dot);
+  t->exp_row = MOE_K(exp_row);
+  t->score_row = MOE_K(score_row);
+}

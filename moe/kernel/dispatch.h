@@ -1,0 +1,54 @@
+/* Which table is in use: one atomic word, the library's only mutable state. */
+#ifndef MOE_KERNEL_DISPATCH_H
+#define MOE_KERNEL_DISPATCH_H
+
+static atomic_int moe_isa_word_; /* 0 = not chosen yet, else the instruction set + 1 */
+
+MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa) {
+  memset(t, 0, sizeof *t);
+  moe_fill_table_scalar(t);
+#if MOE_X86
+  if (isa >= MOE_ISA_AVX2) moe_fill_table_avx2(t);
+  if (isa >= MOE_ISA_AVX512) moe_fill_table_avx512(t);
+  if (isa >= MOE_ISA_AVX512BF16) moe_fill_table_avx512bf16(t);
+#endif
+  t->isa = isa;
+}
+
+moe_isa moe_isa_active(void) {
+  int word = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed);
+  if (word == 0) {
+    word = (int)moe_cpu_best_(MOE_ISA_AVX512BF16) + 1;
+    atomic_store_explicit(&moe_isa_word_, word, memory_order_relaxed);
+  }
+  return (moe_isa)(word - 1);
+}
+
+/* A call fills its own table, on its stack, and keeps it to its end: moe_isa_limit cannot change a call under way. */
+MOE_FN moe_kernels moe_kernels_(void) {
+  moe_kernels t;
+  moe_fill_table_(&t, moe_isa_active());
+  return t;
+}
+
+const char *moe_isa_name(moe_isa isa) {
+  switch (isa) {
+#define MOE_ISA_CASE_(name, NAME) \
+  case MOE_ISA_##NAME: return #name;
+    MOE_ISA_LIST(MOE_ISA_CASE_)
+#undef MOE_ISA_CASE_
+  }
+  return "unknown";
+}
+
+int moe_isa_supported(moe_isa isa) {
+  return (int)isa >= 0 && isa <= MOE_ISA_AVX512BF16 && moe_cpu_has_(isa);
+}
+
+moe_status moe_isa_limit(moe_isa isa) {
+  if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;
+  atomic_store_explicit(&moe_isa_word_, (int)moe_cpu_best_(isa) + 1, memory_order_relaxed);
+  return MOE_OK;
+}
+
+#endif

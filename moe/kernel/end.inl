@@ -1,0 +1,5 @@
+/* Closes an instruction set's region. */
+#undef MOE_ISA
+#undef MOE_VOCABULARY
+#undef MOE_TILE_VECTORS
+#undef MOE_BF16_BY_MODE

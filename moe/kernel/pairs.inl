@@ -1,0 +1,108 @@
+/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product. Where an
+   all-f32 kernel does two fused multiply-adds per pair of k, this does one dot product, to the same bits. */
+
+MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
+
+/* The pair panel's columns [col, col+width) from k rows of bf16. */
+MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n) {
+  uint32_t *p = (uint32_t *)panel + col;
+  const MOE_V(i) zero = MOE_V(set1i)(0u);
+  for (int64_t r = 0; r < k; r += 2, p += MOE_PANEL) {
+    const char *even = moe_row_(rows, r), *odd = r + 1 < k ? moe_row_(rows, r + 1) : NULL;
+    int64_t i = 0;
+    for (; i + MOE_W <= n; i += MOE_W)
+      MOE_V(storei)(p + i, MOE_K(join)(MOE_V(loadu16)(even + 2 * i), odd ? MOE_V(loadu16)(odd + 2 * i) : zero));
+    if (i < n) {
+      MOE_V(storei)(p + i, MOE_K(join)(MOE_V(loadu16n)(even + 2 * i, n - i), odd ? MOE_V(loadu16n)(odd + 2 * i, n - i) : zero));
+      i += MOE_W;
+    }
+    for (; i < width; i += MOE_W) MOE_V(storei)(p + i, zero);
+  }
+}
+
+/* `n` 32-bit pairs from `elements` bf16; a last odd element is paired with zero. */
+MOE_INLINE MOE_V(i) MOE_K(load_pairs)(const char *src, int64_t elements) {
+  MOE_V(i) v = MOE_V(loadin)(src, elements / 2);
+  if (elements & 1) {
+    uint32_t words[MOE_W];
+    MOE_V(storei)(words, v);
+    words[elements / 2] = moe_loadu16_scalar(src + 2 * (elements - 1));
+    v = MOE_V(loadi)(words);
+  }
+  return v;
+}
+
+/* Along k the pairs lie side by side already: a transpose of 32-bit words. */
+MOE_FN void MOE_K(pack_cols_pairs)(void *panel, const void *src, int64_t stride, int64_t k, int64_t n) {
+  const int64_t pairs = (k + 1) / 2;
+  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W)
+    for (int64_t r = 0; r < pairs; r += MOE_W) {
+      MOE_V(i) square[MOE_W];
+      MOE_UNROLL
+      for (int64_t i = 0; i < MOE_W; i++) {
+        const char *s = (const char *)src + (col + i) * stride + r * 4;
+        square[i] = MOE_V(set1i)(0u);
+        if (col + i < n) square[i] = 2 * (r + MOE_W) <= k ? MOE_V(loadi)(s) : MOE_K(load_pairs)(s, k - 2 * r);
+      }
+      MOE_V(transpose)(square);
+      uint32_t *p = (uint32_t *)panel + r * MOE_PANEL + col;
+      if (r + MOE_W <= pairs) {
+        MOE_UNROLL
+        for (int64_t i = 0; i < MOE_W; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
+      } else {
+        for (int64_t i = 0; r + i < pairs; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
+      }
+    }
+}
+
+/* One pair of k; `last`: a lone even element, its partner zero. */
+MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel, int last,
+                                 MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
+  MOE_V(i) b[MOE_PANEL / MOE_W];
+  MOE_UNROLL
+  for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) {
+    MOE_V(i) a = MOE_V(set1i)(last ? moe_loadu16_scalar(row[i] + at) : moe_loadi_scalar(row[i] + at));
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
+  }
+}
+
+MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const char *const *row, int64_t step, int64_t k, const uint32_t *panel, float *c) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  int64_t at = 0;
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_V(load)(c + i * MOE_PANEL + j * MOE_W);
+  }
+  for (int64_t p = 0; p < k / 2; p++, at += step, panel += MOE_PANEL) MOE_K(tile_pair)(rows, row, at, panel, 0, acc);
+  if (k & 1) MOE_K(tile_pair)(rows, row, at, panel, 1, acc);
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
+  }
+}
+
+MOE_FN void MOE_K(tile_pairs)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c) {
+  const uint32_t *b = (const uint32_t *)panel;
+  switch (rows) {
+    case 1: MOE_K(tile_pairs_rows)(1, row, step, k, b, c); break;
+    case 2: MOE_K(tile_pairs_rows)(2, row, step, k, b, c); break;
+    case 3: MOE_K(tile_pairs_rows)(3, row, step, k, b, c); break;
+    case 4: MOE_K(tile_pairs_rows)(4, row, step, k, b, c); break;
+    case 5: MOE_K(tile_pairs_rows)(5, row, step, k, b, c); break;
+    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, row, step, k, b, c); break;
+  }
+}
+
+/* Everything else is the vocabulary's table. */
+MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
+  t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
+  t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
+  t->bf16_by_mode = 0;
+  t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
+  t->pack_cols[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_cols_pairs);
+}

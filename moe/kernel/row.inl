@@ -1,0 +1,57 @@
+/* Operations on rows of float. */
+
+MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
+  const MOE_V(f) s = MOE_V(set1)(scale);
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(f) v = MOE_V(loadn)(x + i, left);
+    if (bias) v = MOE_V(add)(v, MOE_V(loadn)(bias + i, left));
+    MOE_V(storen)(sum + i, MOE_V(add)(MOE_V(loadn)(sum + i, left), MOE_V(mul)(v, s)), left);
+  }
+}
+
+MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(storen)(x + i, MOE_V(mul)(MOE_V(loadn)(x + i, left), MOE_V(set1)(scale)), left);
+  }
+}
+
+/* Per 64 columns: 16 interleaved chains, added pairwise; the segments in order. */
+MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
+  float sum = 0.0f;
+  for (int64_t from = 0; from < n; from += MOE_PANEL) {
+    float lanes[MOE_LANES] = {0};
+    const int64_t to = moe_min_(n, from + MOE_PANEL);
+    for (int64_t i = from; i < to; i += MOE_W) {
+      const int64_t left = moe_min_(to - i, MOE_W);
+      float *lane = lanes + i % MOE_LANES;
+      MOE_V(f) v = MOE_V(fma)(MOE_V(loadn)(a + i, left), MOE_V(loadn)(b + i, left), MOE_V(load)(lane));
+      MOE_V(storen)(lane, v, left);
+    }
+    sum = sum + moe_reduce_lanes_(lanes);
+  }
+  return sum;
+}
+
+MOE_FN void MOE_K(exp_row)(float *y, const float *x, float shift, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(storen)(y + i, MOE_K(exp)(MOE_V(sub)(MOE_V(loadn)(x + i, left), MOE_V(set1)(shift))), left);
+  }
+}
+
+/* sigmoid, or sqrt(softplus): softplus z = max(z,0) + log(1+e^-|z|). */
+MOE_FN void MOE_K(score_row)(float *y, const float *x, moe_score_function score_function, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(f) z = MOE_V(loadn)(x + i, left), s, c;
+    if (score_function == MOE_SCORE_SIGMOID) {
+      MOE_K(sigmoid)(z, &s, &c);
+    } else {
+      MOE_V(f) l = MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)));
+      s = MOE_V(sqrt)(MOE_V(add)(MOE_V(max)(MOE_V(set1)(0.0f), z), l));
+    }
+    MOE_V(storen)(y + i, s, left);
+  }
+}

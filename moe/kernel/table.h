@@ -1,0 +1,84 @@
+/* One table of kernels per instruction set, and the terms they share.
+
+   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows that are read where they
+   lie. Panels come in two kinds:
+     MOE_PANEL_F32    float [K][64], K rounded up to even
+     MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs
+   A packed panel can also serve as A^T: its columns are rows whose elements lie a panel row apart. */
+#ifndef MOE_KERNEL_TABLE_H
+#define MOE_KERNEL_TABLE_H
+
+enum {
+  MOE_PANEL = 64,    /* columns of a panel */
+  MOE_ROWS_MAX = 96, /* rows of A in flight: their products with a panel stay in cache */
+  MOE_TILE_ROWS = 6  /* rows of A in registers */
+};
+
+typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
+
+/* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */
+typedef enum moe_product_ { MOE_PRODUCT_F32, MOE_PRODUCT_BF16, MOE_PRODUCTS_ } moe_product_;
+
+/* Rows of a matrix: row k is at base + (index ? index[k] : k) * stride bytes. */
+typedef struct moe_rows_ {
+  const char *base;
+  int64_t stride;
+  const int32_t *index;
+} moe_rows_;
+
+MOE_INLINE const char *moe_row_(const moe_rows_ *rows, int64_t k) {
+  return rows->base + (rows->index ? (int64_t)rows->index[k] : k) * rows->stride;
+}
+
+/* The gated unit of a layer, its defaults resolved. */
+typedef struct moe_glu_ {
+  moe_activation activation;
+  float alpha, up_offset;
+  int skip_gate;
+  uint32_t clamp;
+  float gate_upper, gate_lower, up_upper, up_lower;
+} moe_glu_;
+
+/* One row of at most MOE_PANEL columns on its way through the gated unit; all arrays are float. */
+typedef struct moe_glu_row_ {
+  int64_t n;
+  float *gate, *up;             /* forward: products in, clamped pre-activations out; backward: those in */
+  const float *gate_bias, *up_bias; /* forward, or NULL */
+  float pre_scale;              /* forward: multiplies the products */
+  float scale;                  /* multiplies m on its way out (backward: and dm on its way in) */
+  float *m;                     /* out: scale * m */
+  const float *dm;              /* backward in: gradient of m before scale */
+  float *dgate, *dup;           /* backward out */
+  float dot;                    /* backward out: <dm, m>, both before scale */
+} moe_glu_row_;
+
+typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
+typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
+/* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
+typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
+/* The same from n columns of k contiguous elements each, stride bytes apart (B = the transpose of what lies in memory). */
+typedef void (*moe_pack_cols_fn_)(void *panel, const void *src, int64_t stride, int64_t k, int64_t n);
+/* c[i][0..64) += row i times panel, over k elements. A row's element pairs lie step bytes apart, the second of a pair half
+   a step after the first. */
+typedef void (*moe_tile_fn_)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c);
+
+typedef struct moe_kernels {
+  moe_isa isa;
+  moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
+  moe_tile_fn_ tile[MOE_PRODUCTS_];
+  int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
+  moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
+  moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
+  moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  moe_pack_cols_fn_ pack_cols[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
+  void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
+  void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
+  void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
+  void (*scale_row)(float *x, float scale, int64_t n);
+  float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
+  void (*exp_row)(float *y, const float *x, float shift, int64_t n);                       /* y = exp(x - shift) */
+  void (*score_row)(float *y, const float *x, moe_score_function score_function, int64_t n); /* sigmoid, sqrt-softplus */
+} moe_kernels;
+
+#endif

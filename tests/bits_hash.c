@@ -1,0 +1,147 @@
+/* bits_hash: one 64-bit hash per (operation, dtype) over the results of random problems: router, losses, route_blocks,
+   forward, backward and its router part, conversions and activations. Whatever the compiler, its flags, the instruction
+   set, the number of threads and the byte order, the lines printed must be the same. Needs libc and libm only.
+
+     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large]
+
+   --threads N with N > 1 hands the work out in a random order, to real threads where it is compiled with
+   BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA. */
+#ifndef BITS_HASH_THREADS
+#define MOE_TEST_NO_THREADS
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/pool.h"
+#include "support/problem.h"
+
+struct settings {
+  moe_context ctx;
+  struct test_pool pool;
+  int large;
+};
+
+static void fail(const char *what, const moe_context *ctx) {
+  fprintf(stderr, "bits_hash: %s: %s %s\n", what, moe_status_str(ctx->status), ctx->message);
+  exit(1);
+}
+
+/* Adds the results of one problem to the hashes, one per operation. */
+static void add_problem(struct settings *set, const struct problem_options *o, uint64_t *hash) {
+  struct problem p;
+  char text[400];
+  if (!problem_open(&p, o, NULL, NULL)) exit(1);
+  for (int op = 0; op < PROBLEM_OP_COUNT; op++) {
+    if (problem_run(&p, &set->ctx, (enum problem_op)op) != MOE_OK) {
+      problem_describe(&p, &set->ctx, text, sizeof text);
+      fprintf(stderr, "bits_hash: repro: op=%s %s\n", problem_op_name((enum problem_op)op), text);
+      fail("failed", &set->ctx);
+    }
+    hash[op] = problem_hash(&p, hash[op], (enum problem_op)op);
+  }
+  problem_close(&p, NULL, NULL);
+}
+
+/* Every activation with every affinity mode, the rest random; with --large also shapes that fill whole tiles. */
+static void hash_layers(struct settings *set, moe_dtype dtype) {
+  uint64_t hash[PROBLEM_OP_COUNT] = {0};
+  uint64_t seed = 1;
+  for (int activation = 0; activation < MOE_ACT_COUNT_; activation++) {
+    for (int mode = MOE_AFFINITY_POST_SCALE; mode <= MOE_AFFINITY_ON_I; mode++) {
+      struct problem_options o = problem_options_random(seed++, dtype);
+      o.layer.activation = (moe_activation)activation;
+      o.layer.affinity_mode = (moe_affinity_mode)mode;
+      problem_options_settle(&o);
+      add_problem(set, &o, hash);
+    }
+  }
+  for (int i = 0; i < (set->large ? 2 : 0); i++) {
+    struct problem_options o = problem_options_random(seed++, dtype);
+    o.T = i ? 190 : 67, o.H = i ? 131 : 300, o.I = i ? 260 : 97, o.E = 5, o.K = 2, o.B = i ? 64 : 33;
+    o.nan_row = o.dropping = o.empty_expert = 0;
+    problem_options_settle(&o);
+    add_problem(set, &o, hash);
+  }
+  for (int op = 0; op < PROBLEM_OP_COUNT; op++)
+    printf("%-16s %s %016llx\n", problem_op_name((enum problem_op)op), problem_dtype_name(dtype),
+           (unsigned long long)hash[op]);
+}
+
+enum { ARRAY = 40001 };
+
+/* Floats of every exponent, special values included, as bits. */
+static float *random_floats(void) {
+  static float x[ARRAY];
+  uint64_t seed = 7;
+  for (int i = 0; i < ARRAY; i++) {
+    uint32_t bits = (uint32_t)(test_random(&seed) >> 20);
+    if (i % 3 == 0) bits = (bits & 0x80ffffffu) | 0x3b000000u | (bits >> 3 & 0x07000000u); /* 2^-9 to 2^7 */
+    memcpy(&x[i], &bits, sizeof bits);
+  }
+  return x;
+}
+
+static void hash_arrays(struct settings *set) {
+  static float y[ARRAY], dy[ARRAY];
+  static uint16_t half[ARRAY];
+  const float *x = random_floats();
+  moe_context *ctx = &set->ctx;
+  uint64_t h = 0;
+  if (moe_bf16_from_f32(ctx, half, x, ARRAY) != MOE_OK) fail("moe_bf16_from_f32", ctx);
+  h = problem_hash_bytes(h, half, ARRAY, 2);
+  if (moe_bf16_to_f32(ctx, y, half, ARRAY) != MOE_OK) fail("moe_bf16_to_f32", ctx);
+  printf("convert          bf16 %016llx\n", (unsigned long long)problem_hash_bytes(h, y, ARRAY, 4));
+  if (moe_fp16_from_f32(ctx, half, x, ARRAY) != MOE_OK) fail("moe_fp16_from_f32", ctx);
+  h = problem_hash_bytes(0, half, ARRAY, 2);
+  if (moe_fp16_to_f32(ctx, y, half, ARRAY) != MOE_OK) fail("moe_fp16_to_f32", ctx);
+  printf("convert          fp16 %016llx\n", (unsigned long long)problem_hash_bytes(h, y, ARRAY, 4));
+  if (moe_f32_from_f32(ctx, y, x, ARRAY) != MOE_OK) fail("moe_f32_from_f32", ctx);
+  printf("convert          f32 %016llx\n", (unsigned long long)problem_hash_bytes(0, y, ARRAY, 4));
+  for (int activation = 0; activation < MOE_ACT_COUNT_; activation++) {
+    if (moe_activation_f32(ctx, (moe_activation)activation, 0.0f, x, y, dy, ARRAY) != MOE_OK)
+      fail("moe_activation_f32", ctx);
+    h = problem_hash_bytes(problem_hash_bytes(0, y, ARRAY, 4), dy, ARRAY, 4);
+    printf("activation %d     f32 %016llx\n", activation, (unsigned long long)h);
+  }
+}
+
+static int limit_isa(const char *name) {
+  for (int isa = 0; isa <= MOE_ISA_AVX512BF16; isa++)
+    if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
+      return moe_isa_supported((moe_isa)isa) && moe_isa_limit((moe_isa)isa) == MOE_OK;
+  return 0;
+}
+
+int main(int argc, char **argv) {
+  struct settings set = {.pool = {.seed = 99}};
+  for (int i = 1; i < argc; i++) {
+    const char *value = i + 1 < argc ? argv[i + 1] : "";
+    if (strcmp(argv[i], "--large") == 0) {
+      set.large = 1;
+      continue;
+    }
+    if (strcmp(argv[i], "--isa") == 0) {
+      if (!limit_isa(value)) return 77;
+    } else if (strcmp(argv[i], "--threads") == 0) {
+      set.ctx.num_threads = (int32_t)strtol(value, NULL, 10);
+    } else if (strcmp(argv[i], "--schedule") == 0) {
+      set.ctx.schedule = (moe_schedule)strtol(value, NULL, 10);
+    } else {
+      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large]\n");
+      return 2;
+    }
+    i++;
+  }
+#ifndef _OPENMP
+#ifdef BITS_HASH_THREADS
+  set.ctx.parallel_for = test_pool_parallel_for;
+#else
+  set.ctx.parallel_for = test_serial_parallel_for;
+#endif
+  set.ctx.parallel_for_user = &set.pool;
+#endif
+  hash_arrays(&set);
+  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_layers(&set, (moe_dtype)dtype);
+  return 0;
+}

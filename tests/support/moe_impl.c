@@ -1,0 +1,3 @@
+/* The one translation unit of every test program that holds the implementation. */
+#define MOE_IMPLEMENTATION
+#include "moe.h"

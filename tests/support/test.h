@@ -1,0 +1,30 @@
+/* test.h: cmocka with what it wants included first, and the few things every test here needs. */
+#ifndef MOE_TEST_TEST_H
+#define MOE_TEST_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "moe.h"
+#include "random.h"
+
+enum { TEST_ISA_COUNT = MOE_ISA_AVX512BF16 + 1 };
+
+/* MOE_TEST_QUICK=1 (sanitizer builds) divides the number of cases. */
+static inline int64_t test_cases(int64_t full, int64_t quick) { return getenv("MOE_TEST_QUICK") ? quick : full; }
+
+/* Switches to exactly this instruction set; 0 when the CPU lacks it. */
+static inline int test_use_isa(int isa) {
+  return moe_isa_supported((moe_isa)isa) && moe_isa_limit((moe_isa)isa) == MOE_OK;
+}
+
+static inline void test_use_best_isa(void) { (void)moe_isa_limit(MOE_ISA_AVX512BF16); }
+
+#endif /* MOE_TEST_TEST_H */

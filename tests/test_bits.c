@@ -1,0 +1,229 @@
+/* test_bits: contract "the same bits from every instruction set and thread count", in one process: random training steps
+   (router, losses, route_blocks, forward, backward) against the scalar kernels on one thread, to the bit; and a token's
+   results do not depend on the batch it is in, nor on its place there. */
+#include "support/test.h"
+
+#include "support/pool.h"
+#include "support/problem.h"
+
+enum pool_kind { POOL_NONE, POOL_RANDOM_ORDER, POOL_THREADS, POOL_KINDS };
+
+struct variant {
+  int isa;
+  int32_t threads;
+  moe_schedule schedule;
+  enum pool_kind pool;
+};
+
+static const int32_t thread_counts[] = {1, 2, 3, 8, 64};
+enum { THREAD_COUNTS = 5, SCHEDULES = 3, VARIANTS = TEST_ISA_COUNT * THREAD_COUNTS * SCHEDULES * POOL_KINDS };
+
+static struct variant variant_number(int64_t n) {
+  struct variant v;
+  v.isa = (int)(n % TEST_ISA_COUNT);
+  v.threads = thread_counts[n / TEST_ISA_COUNT % THREAD_COUNTS];
+  v.schedule = (moe_schedule)(n / TEST_ISA_COUNT / THREAD_COUNTS % SCHEDULES);
+  v.pool = (enum pool_kind)(n / TEST_ISA_COUNT / THREAD_COUNTS / SCHEDULES % POOL_KINDS);
+  return v;
+}
+
+/* Runs the whole step in the given way. Fails the test, with a repro line, when an operation does. */
+static void run_variant(struct problem *p, struct variant v) {
+  struct test_pool pool = {.seed = p->o.seed + (uint64_t)v.threads};
+  moe_context ctx = {.num_threads = v.threads, .schedule = v.schedule};
+  if (v.pool != POOL_NONE) {
+    ctx.parallel_for = v.pool == POOL_THREADS ? test_pool_parallel_for : test_serial_parallel_for;
+    ctx.parallel_for_user = &pool;
+  }
+  enum problem_op op;
+  if (problem_run_all(p, &ctx, &op) == MOE_OK) return;
+  char text[400];
+  problem_describe(p, &ctx, text, sizeof text);
+  fail_msg("%s: %s %s\nrepro: %s", problem_op_name(op), moe_status_str(ctx.status), ctx.message, text);
+}
+
+/* The first byte that differs between n elements, or -1. */
+static int64_t first_difference(const void *a, const void *b, size_t bytes) {
+  const unsigned char *x = a, *y = b;
+  if (memcmp(x, y, bytes) == 0) return -1;
+  int64_t i = 0;
+  while (x[i] == y[i]) i++;
+  return i;
+}
+
+static void assert_same(const struct problem *reference, const struct problem *p, struct variant v) {
+  for (int i = 0; i < PT_COUNT; i++) {
+    const struct problem_tensor *t = &p->tensor[i];
+    int64_t at = first_difference(t->data, reference->tensor[i].data, problem_tensor_bytes(p, i));
+    if (at < 0) continue;
+    char text[400];
+    problem_describe(p, NULL, text, sizeof text);
+    fail_msg("%s[%lld] of %lld differs from scalar on one thread\nrepro: %s pool=%d num_threads=%d schedule=%d", t->name,
+             (long long)(at / t->element), (long long)t->count, text, (int)v.pool, (int)v.threads, (int)v.schedule);
+  }
+}
+
+static void check_variants(const struct problem_options *o, int64_t first, int64_t count, int64_t step) {
+  struct problem reference, p;
+  assert_true(problem_open(&reference, o, NULL, NULL) && problem_open(&p, o, NULL, NULL));
+  assert_true(test_use_isa(MOE_ISA_SCALAR));
+  run_variant(&reference, (struct variant){.isa = MOE_ISA_SCALAR, .threads = 1});
+  for (int64_t n = 0; n < count; n++) {
+    struct variant v = variant_number((first + n * step) % VARIANTS);
+    if (!test_use_isa(v.isa)) continue;
+    run_variant(&p, v);
+    assert_same(&reference, &p, v);
+  }
+  test_use_best_isa();
+  problem_close(&reference, NULL, NULL);
+  problem_close(&p, NULL, NULL);
+}
+
+/* Many problems, each in a few of the 180 ways; the step is coprime to their number, so all get their turn. */
+static void test_random_problems(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  int64_t problems = test_cases(400, 12);
+  for (int64_t i = 0; i < problems; i++) {
+    struct problem_options o = problem_options_random(1000 + (uint64_t)i, dtype);
+    check_variants(&o, i * 7, 8, 67);
+  }
+}
+
+/* Few problems in all 180 ways, in shapes of several tiles. */
+static void test_all_variants(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  int64_t problems = test_cases(4, 1);
+  for (int64_t i = 0; i < problems; i++) {
+    struct problem_options o = problem_options_random(5000 + (uint64_t)i, dtype);
+    o.T = 70 + 13 * i, o.H = 67 + 31 * i, o.I = 40 + 29 * i, o.E = 5, o.K = 2, o.B = 12 + 7 * i;
+    o.empty_expert = o.dropping = 0;
+    problem_options_settle(&o);
+    check_variants(&o, 0, VARIANTS, 1);
+  }
+}
+
+/* ----------------------------------------------------------------------------------------------- tokens and batches */
+
+/* Tensors with one row per token. */
+static const int token_inputs[] = {PT_HIDDEN_STATES, PT_TOKEN_MASK, PT_OUTPUT_GRAD, PT_WEIGHTS_GRAD};
+static const int token_outputs[] = {PT_LOGITS, PT_EXPERT_INDEX, PT_EXPERT_WEIGHTS, PT_OUTPUT, PT_LOGITS_GRAD,
+                                    PT_HIDDEN_GRAD, PT_AFFINITIES_GRAD, PT_ROUTER_HIDDEN_GRAD};
+static const enum problem_op token_ops[] = {PROBLEM_ROUTER, PROBLEM_ROUTE_BLOCKS, PROBLEM_FORWARD, PROBLEM_BACKWARD,
+                                            PROBLEM_ROUTER_BACKWARD};
+
+static size_t row_bytes(const struct problem *p, int tensor) { return problem_tensor_bytes(p, tensor) / (size_t)p->o.T; }
+
+static void run_token_ops(const struct problem *p) {
+  moe_context ctx = {0};
+  for (size_t i = 0; i < sizeof token_ops / sizeof *token_ops; i++)
+    if (problem_run(p, &ctx, token_ops[i]) != MOE_OK) fail_msg("%s: %s", problem_op_name(token_ops[i]), ctx.message);
+}
+
+/* A batch of n tokens taken from `whole`: its results must be those rows of the whole's. */
+static void check_selection(const struct problem *whole, const int64_t *tokens, int64_t n) {
+  struct problem_options o = whole->o;
+  struct problem part;
+  o.T = n;
+  assert_true(problem_open(&part, &o, NULL, NULL));
+  for (size_t i = 0; i < sizeof token_inputs / sizeof *token_inputs; i++) {
+    size_t row = row_bytes(whole, token_inputs[i]);
+    for (int64_t t = 0; t < n; t++)
+      memcpy(part.tensor[token_inputs[i]].data + (size_t)t * row,
+             whole->tensor[token_inputs[i]].data + (size_t)tokens[t] * row, row);
+  }
+  run_token_ops(&part);
+  for (size_t i = 0; i < sizeof token_outputs / sizeof *token_outputs; i++) {
+    int id = token_outputs[i];
+    size_t row = row_bytes(whole, id);
+    for (int64_t t = 0; t < n; t++) {
+      int64_t at = first_difference(part.tensor[id].data + (size_t)t * row, whole->tensor[id].data + (size_t)tokens[t] * row, row);
+      if (at < 0) continue;
+      char text[400];
+      problem_describe(whole, NULL, text, sizeof text);
+      fail_msg("%s: token %lld differs in a batch of %lld\nrepro: %s", whole->tensor[id].name, (long long)tokens[t],
+               (long long)n, text);
+    }
+  }
+  problem_close(&part, NULL, NULL);
+}
+
+/* A problem whose tokens have nothing to do with each other: no capacity, nothing accumulated from outside. */
+static void open_independent(struct problem *p, uint64_t seed, moe_dtype dtype) {
+  struct problem_options o = problem_options_random(seed, dtype);
+  o.dropping = o.accumulate_output = o.device_output_shape = o.not_accumulating = o.empty_expert = 0;
+  o.capacity = 0;
+  o.accumulate = 0;
+  problem_options_settle(&o);
+  assert_true(problem_open(p, &o, NULL, NULL));
+  run_token_ops(p);
+}
+
+static void test_token_alone(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  int64_t problems = test_cases(60, 4);
+  for (int64_t i = 0; i < problems; i++) {
+    struct problem p;
+    open_independent(&p, 20000 + (uint64_t)i, dtype);
+    for (int64_t t = 0; t < p.o.T; t++) check_selection(&p, &t, 1);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
+static void test_permuted_tokens(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  int64_t problems = test_cases(200, 10);
+  for (int64_t i = 0; i < problems; i++) {
+    struct problem p;
+    struct test_pool pool = {.seed = (uint64_t)i};
+    open_independent(&p, 30000 + (uint64_t)i, dtype);
+    int64_t *order = test_pool_order(&pool, p.o.T);
+    assert_non_null(order);
+    check_selection(&p, order, p.o.T);
+    check_selection(&p, order, (p.o.T + 1) / 2); /* and half of them, in that order */
+    free(order);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
+/* The hook is used, gets no more tasks than num_threads, and every index exactly once. */
+struct counting_pool {
+  int64_t calls, most;
+};
+
+static void counting_parallel_for(void *user, int64_t count, moe_task task, void *arg) {
+  struct counting_pool *pool = user;
+  pool->calls++;
+  if (count > pool->most) pool->most = count;
+  for (int64_t i = count - 1; i >= 0; i--) task(arg, i);
+}
+
+static void test_num_threads_is_the_most(void **state) {
+  (void)state;
+  struct problem_options o = problem_options_random(3, MOE_DTYPE_F32);
+  o.T = 60, o.H = 40, o.I = 40, o.nan_row = 0;
+  problem_options_settle(&o);
+  struct problem p;
+  assert_true(problem_open(&p, &o, NULL, NULL));
+  for (size_t i = 1; i < THREAD_COUNTS; i++) {
+    struct counting_pool pool = {0, 0};
+    moe_context ctx = {.parallel_for = counting_parallel_for, .parallel_for_user = &pool, .num_threads = thread_counts[i]};
+    enum problem_op op;
+    assert_int_equal(problem_run_all(&p, &ctx, &op), MOE_OK);
+    assert_true(pool.calls > 0);
+    assert_in_range(pool.most, 2, thread_counts[i]);
+  }
+  problem_close(&p, NULL, NULL);
+}
+
+int main(void) {
+  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
+#define EACH_DTYPE(test)                                                                                   \
+  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {                      \
+    #test " fp16", test, NULL, NULL, &fp16                                                                 \
+  }
+  const struct CMUnitTest tests[] = {
+      EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_token_alone),
+      EACH_DTYPE(test_permuted_tokens), cmocka_unit_test(test_num_threads_is_the_most),
+  };
+  return cmocka_run_group_tests_name("bits", tests, NULL, NULL);
+}
