@@ -70,6 +70,17 @@ MOE_TARGET_END
 #include "kernel/product.h"
 
 #include "layer/convert.h"
+#include "layer/activation.h"
+#include "layer/plan.h"
+#include "layer/blockwise.h"
+#include "layer/checkpoint.h"
+#include "layer/gate_up.h"
+#include "layer/combine.h"
+#include "layer/weight_grad.h"
+#include "layer/down_grad.h"
+#include "layer/small_grads.h"
+#include "layer/blockwise_fwd.h"
+#include "layer/blockwise_bwd.h"
 
 MOE_EXACT_END
 

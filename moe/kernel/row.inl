@@ -41,17 +41,22 @@ MOE_FN void MOE_K(exp_row)(float *y, const float *x, float shift, int64_t n) {
   }
 }
 
-/* sigmoid, or sqrt(softplus): softplus z = max(z,0) + log(1+e^-|z|). */
-MOE_FN void MOE_K(score_row)(float *y, const float *x, moe_score_function score_function, int64_t n) {
+/* sigmoid, or sqrt(softplus): softplus z = max(z,0) + log(1+e^-|z|). dy, the derivative, may be NULL. */
+MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_function score_function, int64_t n) {
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_V(f) z = MOE_V(loadn)(x + i, left), s, c;
+    MOE_V(f) z = MOE_V(loadn)(x + i, left), zero = MOE_V(set1)(0.0f), s, complement, slope;
+    MOE_K(sigmoid)(z, &s, &complement);
     if (score_function == MOE_SCORE_SIGMOID) {
-      MOE_K(sigmoid)(z, &s, &c);
+      slope = MOE_V(mul)(s, complement);
     } else {
-      MOE_V(f) l = MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)));
-      s = MOE_V(sqrt)(MOE_V(add)(MOE_V(max)(MOE_V(set1)(0.0f), z), l));
+      MOE_V(f) softplus = MOE_V(add)(MOE_V(max)(zero, z), MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)))), root = MOE_V(sqrt)(softplus);
+      /* s/(2*root); where both have underflowed, the root: 0, or the NaN it is. */
+      slope = MOE_V(mul)(MOE_V(set1)(0.5f), MOE_V(div)(s, root));
+      slope = MOE_V(select)(MOE_V(lt)(zero, root), slope, root);
+      s = root;
     }
     MOE_V(storen)(y + i, s, left);
+    if (dy) MOE_V(storen)(dy + i, slope, left);
   }
 }

@@ -78,7 +78,8 @@ typedef struct moe_kernels {
   void (*scale_row)(float *x, float scale, int64_t n);
   float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);                       /* y = exp(x - shift) */
-  void (*score_row)(float *y, const float *x, moe_score_function score_function, int64_t n); /* sigmoid, sqrt-softplus */
+  /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */
+  void (*score_row)(float *y, float *dy, const float *x, moe_score_function score_function, int64_t n);
 } moe_kernels;
 
 #endif

@@ -1,0 +1,184 @@
+/* What the blockwise forward and backward share: validation, resolved types, and each lane's scratch memory. */
+#ifndef MOE_LAYER_BLOCKWISE_H
+#define MOE_LAYER_BLOCKWISE_H
+
+/* One call, its defaults resolved. */
+typedef struct moe_blockwise_ {
+  moe_kernels kernels;
+  moe_blockwise_layer layer; /* block_to_expert NULL when block e is expert e */
+  moe_dtype dtype, affinity_dtype, checkpoint_dtype;
+  moe_dtype inner_dtype; /* of intermediates: contract 3 */
+  int64_t size, inner_size, checkpoint_size; /* bytes of an element */
+  moe_product_ product;
+  moe_panel_kind_ panel;
+  moe_glu_ glu;
+  int by_expert; /* the order of work items: an expert's panels together, or a panel's experts */
+  moe_plan_ plan;
+  char *scratch; /* lanes x lane_bytes */
+  int64_t lane_bytes, panel_bytes, left_bytes, sum_floats;
+} moe_blockwise_;
+
+/* A lane's scratch memory. */
+typedef struct moe_lane_ {
+  char *panel;     /* packed right operand */
+  char *left;      /* packed left operand of weight gradients */
+  float *c;        /* [MOE_ROWS_MAX][64] products */
+  float *piece;    /* converted rows */
+  float *sum;      /* MOE_CHUNK x 64 partial outputs, a row of H, or a column of T */
+} moe_lane_;
+
+MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
+  return config->affinity_mode == MOE_AFFINITY_PRE_SCALE || config->affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+}
+
+/* The affinity multiplies what leaves the expert. */
+MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
+  return config->affinity_mode == MOE_AFFINITY_POST_SCALE || config->affinity_mode == MOE_AFFINITY_ON_I;
+}
+
+MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
+
+/* ------------------------------------------------------------------------------------------------------ validation */
+
+MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
+  const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit, config->up_clamp_lower_limit};
+  static const char *const name[4] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit", "config.up_clamp_upper_limit",
+                                      "config.up_clamp_lower_limit"};
+  MOE_TRY(moe_check_enum_(ctx, "config.activation", (int)config->activation, MOE_ACT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_ON_I + 1));
+  MOE_TRY(moe_check_flag_(ctx, "config.skip_gate", config->skip_gate));
+  MOE_TRY(moe_check_finite_(ctx, "config.alpha", config->alpha));
+  MOE_TRY(moe_check_finite_(ctx, "config.up_offset", config->up_offset));
+  if (config->clamp > 15u) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.clamp", "has bits that are no MOE_CLAMP_* flag");
+  for (int i = 0; i < 4; i++)
+    if (config->clamp >> i & 1u) MOE_TRY(moe_check_finite_(ctx, name[i], limit[i]));
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise_layer *layer) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", layer->T));
+  MOE_TRY(moe_check_positive_(ctx, "H", layer->H));
+  MOE_TRY(moe_check_positive_(ctx, "I", layer->I));
+  MOE_TRY(moe_check_count_(ctx, "E", layer->E));
+  MOE_TRY(moe_check_count_(ctx, "N", layer->N));
+  MOE_TRY(moe_check_count_(ctx, "B", layer->B));
+  const int64_t slots = moe_mul_(layer->N, layer->B);
+  if (slots < 0 || slots >= INT32_MAX) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "N", "times B does not fit in 32-bit positions");
+  MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)layer->affinity_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
+  MOE_TRY(moe_check_flag_(ctx, "skip_weight", layer->skip_weight));
+  return moe_check_config_(ctx, &layer->config);
+}
+
+/* The layer's own tensors, for the caller's table. Returns how many. */
+enum { MOE_LAYER_TENSORS_ = 9 };
+MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tensor_ *tensor) {
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
+  const moe_role_ affinity_role = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE ? MOE_INPUT_OPTIONAL : MOE_INPUT;
+  const moe_role_ expert_role = dropping ? MOE_INPUT_OPTIONAL : MOE_INPUT;
+  const moe_tensor_ own[MOE_LAYER_TENSORS_] = {
+      {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
+      {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size, affinity_role},
+      {"gate_up_proj_weight", l->gate_up_proj_weight, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), size), size, MOE_INPUT},
+      {"down_proj_weight", l->down_proj_weight, moe_mul4_(l->E, l->I, l->H, size), size, MOE_INPUT},
+      {"gate_and_up_proj_bias", l->gate_and_up_proj_bias, moe_mul4_(l->E, 2, l->I, size), size, MOE_INPUT_OPTIONAL},
+      {"down_proj_bias", l->down_proj_bias, moe_mul3_(l->E, l->H, size), size, MOE_INPUT_OPTIONAL},
+      {"token_position_to_id", l->token_position_to_id, moe_mul_(slots, 4), 4, MOE_INPUT},
+      {"block_to_expert", dropping ? NULL : l->block_to_expert, moe_mul_(l->N, 4), 4, expert_role},
+      {"conditions", l->conditions, moe_mul_(l->N, 4), 4, MOE_INPUT_OPTIONAL},
+  };
+  memcpy(tensor, own, sizeof own);
+  return MOE_LAYER_TENSORS_;
+}
+
+/* ------------------------------------------------------------------------------------------------------ resolution */
+
+MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
+  const moe_glu_ glu = {config->activation, moe_resolve_alpha_(config->activation, config->alpha), config->up_offset, config->skip_gate, config->clamp,
+                  config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit, config->up_clamp_lower_limit};
+  return glu;
+}
+
+MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer, moe_dtype dtype, int dropping) {
+  memset(call, 0, sizeof *call);
+  call->kernels = moe_kernels_();
+  call->layer = *layer;
+  if (dropping) call->layer.block_to_expert = NULL;
+  if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
+  call->dtype = dtype;
+  call->affinity_dtype = moe_or_(layer->affinity_dtype, dtype);
+  call->checkpoint_dtype = moe_or_(layer->checkpoint_dtype, dtype);
+  call->inner_dtype = dtype == MOE_DTYPE_BF16 ? MOE_DTYPE_BF16 : MOE_DTYPE_F32;
+  call->size = moe_dtype_bytes_(dtype);
+  call->inner_size = moe_dtype_bytes_(call->inner_dtype);
+  call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
+  call->product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
+  call->panel = call->kernels.panel[call->product];
+  call->glu = moe_resolve_glu_(&layer->config);
+}
+
+/* ---------------------------------------------------------------------------------------------------- lane scratch */
+
+/* One lane's layout; the arena only adds up when it has no memory. */
+MOE_FN moe_lane_ moe_lane_layout_(const moe_blockwise_ *call, moe_arena_ *arena) {
+  moe_lane_ lane;
+  lane.panel = (char *)moe_take_(arena, call->panel_bytes);
+  lane.left = (char *)moe_take_(arena, call->left_bytes);
+  lane.c = (float *)moe_take_(arena, (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4);
+  lane.piece = (float *)moe_take_(arena, MOE_PRODUCT_SCRATCH_);
+  lane.sum = (float *)moe_take_(arena, moe_mul_(call->sum_floats, 4));
+  return lane;
+}
+
+MOE_FN void moe_lanes_layout_(moe_blockwise_ *call, moe_arena_ *arena, int64_t lanes, int64_t panel_bytes, int64_t left_bytes, int64_t sum_floats) {
+  moe_arena_ one = {NULL, 0};
+  call->panel_bytes = panel_bytes;
+  call->left_bytes = left_bytes;
+  call->sum_floats = sum_floats;
+  moe_lane_layout_(call, &one);
+  call->lane_bytes = one.used;
+  call->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+}
+
+MOE_FN moe_lane_ moe_lane_at_(const moe_blockwise_ *call, int64_t lane) {
+  moe_arena_ arena = {call->scratch + lane * call->lane_bytes, 0};
+  return moe_lane_layout_(call, &arena);
+}
+
+/* Rows [first, first+count) of a matrix as left operand, starting at element `from`. */
+MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from) {
+  const int64_t size = moe_dtype_bytes_(dtype);
+  left->rows = count;
+  left->dtype = dtype;
+  left->step = 2 * size;
+  for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
+}
+
+/* An item of a stage over experts x panels. */
+MOE_FN void moe_split_item_(const moe_blockwise_ *call, int64_t item, int64_t panels, int64_t *expert, int64_t *panel) {
+  *expert = call->by_expert ? item / panels : item % call->layer.E;
+  *panel = call->by_expert ? item % panels : item / call->layer.E;
+}
+
+/* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
+MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n, float *buffer) {
+  if (!tensor) return NULL;
+  memset(buffer, 0, MOE_PANEL * sizeof *buffer);
+  call->kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);
+  return buffer;
+}
+
+/* dst = sum, or dst += sum, rounded once. `sum` is used up. */
+MOE_FN void moe_store_sum_(const moe_blockwise_ *call, void *dst, moe_dtype dtype, float *sum, int64_t n, int accumulate) {
+  float old[MOE_PANEL];
+  if (accumulate) {
+    call->kernels.load_row[dtype](old, dst, n);
+    call->kernels.add_scaled(sum, old, NULL, 1.0f, n);
+  }
+  call->kernels.store_row[dtype](dst, sum, n);
+}
+
+#endif

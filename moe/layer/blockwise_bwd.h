@@ -1,0 +1,259 @@
+/* moe_blockwise_mm_bwd_*: back through the down projection, then everything that depends on it at once. */
+#ifndef MOE_LAYER_BLOCKWISE_BWD_H
+#define MOE_LAYER_BLOCKWISE_BWD_H
+
+typedef struct moe_backward_ {
+  moe_blockwise_ call;
+  const moe_blockwise_mm_bwd_args *args;
+  moe_dtype weight_grad_dtype;
+  void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
+  char *am, *pre, *scaled;
+  float *dot;        /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+} moe_backward_;
+
+/* ------------------------------------------------------------------------------------------------------ validation */
+
+MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
+  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
+  MOE_TRY(moe_check_enum_(ctx, "shard_option", (int)args->shard_option, MOE_SHARD_AUTO + 1));
+  MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
+  MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
+  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
+  if (args->accumulate >= 64u) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
+  if (args->block_tile_size < 0 || (args->block_tile_size > 0 && args->layer.B % args->block_tile_size != 0))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_tile_size", "must be 0 or divide B");
+  if (args->kernel_type == MOE_KERNEL_DROPPING && args->layer.N != args->layer.E)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for DROPPING");
+  if (args->down_proj_act_checkpoint && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_proj_act_checkpoint", "does not exist with ON_I");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *backward, const moe_arena_ *sized, int sizes_only) {
+  const moe_blockwise_mm_bwd_args *args = backward->args;
+  const moe_blockwise_layer *l = &args->layer;
+  const int64_t size = backward->call.size, saved = backward->call.checkpoint_size, affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
+  const int64_t grad = moe_dtype_bytes_(backward->weight_grad_dtype);
+  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 10];
+  int n = moe_layer_tensors_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensor);
+  const moe_tensor_ own[] = {
+      {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
+      {"down_proj_act_checkpoint", args->down_proj_act_checkpoint, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
+      {"output_hidden_states_grad", args->output_hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
+      {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
+      {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity, MOE_OUTPUT_OPTIONAL},
+      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), grad), grad, MOE_OUTPUT_OPTIONAL},
+      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_mul4_(l->E, l->I, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
+      {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad, MOE_OUTPUT_OPTIONAL},
+      {"down_proj_bias_grad", args->down_proj_bias_grad, moe_mul3_(l->E, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
+  };
+  memcpy(tensor + n, own, sizeof own);
+  MOE_TRY(moe_check_tensors_(ctx, tensor, n + (int)(sizeof own / sizeof *own), sizes_only));
+  return sizes_only ? MOE_OK : moe_plan_check_(ctx, &backward->call.layer);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- stages */
+
+MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t lanes) {
+  moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t rows = moe_mul_(l->N, l->B), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
+  const int pre_scaled = moe_pre_scaled_(&l->config);
+  const int64_t panel = moe_max_(moe_panel_bytes_(call->panel, moe_max_(l->H, 2 * l->I)), moe_weight_grad_panel_bytes_(call, rows));
+  moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
+  backward->recomputed = backward->args->gate_up_proj_act_checkpoint_T ? NULL : moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size));
+  backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
+  backward->pre = (char *)moe_take_(arena, pre);
+  backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
+  backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
+  moe_lanes_layout_(call, arena, lanes, panel, moe_panel_bytes_(call->panel, rows), moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T));
+}
+
+/* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
+MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
+  moe_glu_ glu = call->glu;
+  float *limit[4] = {&glu.gate_upper, &glu.gate_lower, &glu.up_upper, &glu.up_lower};
+  char stored[4];
+  for (int i = 0; i < 4; i++) {
+    if (!(glu.clamp >> i & 1u)) continue;
+    call->kernels.store_row[call->checkpoint_dtype](stored, limit[i], 1);
+    call->kernels.load_row[call->checkpoint_dtype](limit[i], stored, 1);
+  }
+  return glu;
+}
+
+MOE_FN void moe_backward_pack_(const moe_combine_ *stage, int64_t expert, int64_t h0, int64_t n, void *panel) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t row_bytes = 2 * l->I * call->size;
+  const char *weight = (const char *)l->gate_up_proj_weight + (expert * l->H + h0) * row_bytes + stage->from * call->size;
+  call->kernels.pack_cols[call->panel][call->dtype](panel, weight, row_bytes, stage->k, n);
+}
+
+MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
+  const moe_backward_ *backward = (const moe_backward_ *)stage->user;
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  float scale = 1.0f, x[MOE_PANEL];
+  if (moe_pre_scaled_(&l->config)) {
+    const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
+    call->kernels.load_row[call->dtype](x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
+    backward->dot[row * panels + h0 / MOE_PANEL] = call->kernels.dot(c, x, n);
+    scale = call->plan.affinity[row];
+  }
+  call->kernels.add_scaled(sum, c, NULL, scale, n);
+}
+
+/* The gradients of the pre-activations, and what falls off on the way. */
+MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_mm_bwd_args *args = backward->args;
+  if (backward->recomputed) {
+    moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
+    const moe_work_ work = {moe_gate_up_items_(call), moe_gate_up_item_, &gate_up};
+    moe_run_(ctx, &work, 1);
+  }
+  moe_down_grad_ stage = {0};
+  stage.call = call;
+  stage.glu = moe_backward_glu_(call);
+  stage.output_grad = (const char *)args->output_hidden_states_grad;
+  stage.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
+  stage.am = backward->am;
+  stage.pre = backward->pre;
+  stage.scaled = backward->scaled;
+  stage.dot = backward->dot;
+  stage.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
+  stage.bias_dtype = backward->weight_grad_dtype;
+  stage.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
+  const moe_work_ work = {call->layer.E * moe_down_grad_panels_(call), moe_down_grad_item_, &stage};
+  moe_run_(ctx, &work, 1);
+}
+
+MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_combine_ stage = {0};
+  stage.call = call;
+  stage.left = (moe_rows_){backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage.from = call->glu.skip_gate ? l->I : 0;
+  stage.k = 2 * l->I - stage.from;
+  stage.pack = moe_backward_pack_;
+  stage.add_row = moe_backward_add_row_;
+  stage.output = (char *)backward->args->hidden_states_grad;
+  stage.stride = l->H * call->size;
+  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
+  stage.user = backward;
+  return stage;
+}
+
+MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backward) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_weight_grad_ stage = {0};
+  stage.call = call;
+  stage.x = (moe_rows_){(const char *)l->hidden_states, l->H * call->size, call->plan.token};
+  stage.x_dtype = call->dtype;
+  stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage.y_dtype = call->inner_dtype;
+  stage.m = l->H;
+  stage.blank = call->glu.skip_gate ? l->I : 0;
+  stage.n = 2 * l->I - stage.blank;
+  stage.output = (char *)backward->args->gate_up_proj_weight_grad;
+  stage.dtype = backward->weight_grad_dtype;
+  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
+  return stage;
+}
+
+MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_weight_grad_ stage = {0};
+  stage.call = call;
+  stage.x = (moe_rows_){backward->am, l->I * call->inner_size, NULL};
+  stage.x_dtype = call->inner_dtype;
+  stage.y = (moe_rows_){(const char *)backward->args->output_hidden_states_grad, l->H * call->size, call->plan.token};
+  stage.y_dtype = call->dtype;
+  stage.m = l->I;
+  stage.n = l->H;
+  stage.output = (char *)backward->args->down_proj_weight_grad;
+  stage.dtype = backward->weight_grad_dtype;
+  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
+  return stage;
+}
+
+MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_mm_bwd_args *args = backward->args;
+  const int post = moe_post_scaled_(&call->layer.config), pre = moe_pre_scaled_(&call->layer.config);
+  moe_small_grads_ stage = {0};
+  stage.call = call;
+  stage.output_grad = (const char *)args->output_hidden_states_grad;
+  stage.dot = post || pre ? backward->dot : NULL;
+  stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_PANEL);
+  if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H) stage.down_checkpoint = (const char *)args->down_proj_act_checkpoint;
+  stage.bias_term = post && call->layer.down_proj_bias != NULL;
+  stage.affinity_grad = (char *)args->expert_affinities_masked_grad;
+  stage.down_bias_grad = (char *)args->down_proj_bias_grad;
+  stage.bias_dtype = backward->weight_grad_dtype;
+  stage.accumulate = args->accumulate;
+  return stage;
+}
+
+MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
+  moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_plan_build_(&call->plan, l, &call->kernels, call->affinity_dtype);
+  moe_backward_down_(ctx, backward);
+  moe_combine_ hidden = moe_backward_hidden_(backward);
+  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward), down = moe_backward_down_weight_(backward);
+  moe_small_grads_ small = moe_backward_small_(backward);
+  /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
+  const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
+  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small};
+  const moe_work_ work[] = {
+      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden},
+      {moe_weight_grad_items_(&gate_up), moe_weight_grad_item_, &gate_up},
+      {moe_weight_grad_items_(&down), moe_weight_grad_item_, &down},
+      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small},
+      affinity,
+  };
+  moe_run_(ctx, work, pre ? 4 : 5);
+  if (pre) moe_run_(ctx, &affinity, 1);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+  moe_backward_ backward;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  MOE_TRY(moe_backward_check_options_(ctx, args));
+  backward.args = args;
+  backward.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
+  moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
+  backward.call.by_expert = args->shard_option != MOE_SHARD_ON_HIDDEN;
+  moe_backward_layout_(&backward, &sized, moe_lanes_(ctx));
+  MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_backward_layout_(&backward, &arena, moe_lanes_(ctx));
+  moe_backward_run_(ctx, &backward);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_BACKWARD_(name, type, NAME)                                                                      \
+  moe_status moe_blockwise_mm_bwd_##name(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {                 \
+    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                 \
+  }                                                                                                                 \
+  moe_status moe_blockwise_mm_bwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_bwd_args *args,  \
+                                                          size_t *bytes) {                                          \
+    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_BACKWARD_)
+#undef MOE_DEFINE_BACKWARD_
+
+#endif

@@ -1,0 +1,186 @@
+/* moe_blockwise_mm_fwd_*: gate and up, then down and the sum over experts. */
+#ifndef MOE_LAYER_BLOCKWISE_FWD_H
+#define MOE_LAYER_BLOCKWISE_FWD_H
+
+typedef struct moe_forward_ {
+  moe_blockwise_ call;
+  const moe_blockwise_mm_fwd_args *args;
+  char *m; /* [rows,I] */
+} moe_forward_;
+
+/* ------------------------------------------------------------------------------------------------------ validation */
+
+/* What the device kernels of seed S2 accept. */
+MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype) {
+  const moe_blockwise_layer *l = &args->layer;
+  const moe_affinity_mode mode = l->config.affinity_mode;
+  const int checkpoints = args->gate_up_activations_T || args->down_activations;
+  const struct {
+    int broken;
+    const char *name, *what;
+  } limit[] = {
+      {dtype == MOE_DTYPE_F32, "dtype", "must be bf16 or fp16 on the device"},
+      {l->B % 256 != 0 || l->B > 1024, "B", "must be 256, 512, 768 or 1024 on the device"},
+      {l->T > 32768, "T", "must be at most 32768 on the device"},
+      {l->H % 512 != 0 || l->H > 8192, "H", "must be a multiple of 512 up to 8192 on the device"},
+      {l->I % 16 != 0 || l->I < 2048 || l->I > 16384, "I", "must be a multiple of 16 from 2048 to 16384 on the device"},
+      {l->E < 8 || l->E > 64, "E", "must be between 8 and 64 on the device"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && checkpoints, "gate_up_activations_T", "and down_activations are not saved by SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && mode == MOE_AFFINITY_PRE_SCALE_DELAYED, "config.affinity_mode", "is not taken by SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && ctx && ctx->schedule != MOE_SCHEDULE_PING_PONG, "ctx.schedule", "must be PING_PONG for SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_I && l->skip_weight, "skip_weight", "is not taken by SHARD_ON_I"},
+      {args->spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T", "and down_activations are not saved by SHARD_ON_I_HYBRID"},
+      {args->spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
+       "must be POST_SCALE or ON_I for SHARD_ON_I_DROPPING"},
+  };
+  for (size_t i = 0; i < sizeof limit / sizeof *limit; i++)
+    if (limit[i].broken) return moe_fail_(ctx, MOE_ERROR_DEVICE_LIMIT, limit[i].name, limit[i].what);
+  for (int64_t b = 1; b < l->N && args->spec == MOE_CTE_SHARD_ON_I_HYBRID && l->conditions; b++)
+    if (l->conditions[b] > l->conditions[b - 1])
+      return moe_fail_(ctx, MOE_ERROR_DEVICE_LIMIT, "conditions", "must be ones followed by zeros on the device");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_forward_check_options_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {
+  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
+  MOE_TRY(moe_check_enum_(ctx, "spec", (int)args->spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
+  MOE_TRY(moe_check_flag_(ctx, "check_device_limits", args->check_device_limits));
+  MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
+  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
+  MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
+  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX) return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "spec", "needs MX-quantised weights");
+  if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && args->layer.N != args->layer.E)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
+  if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
+  return MOE_OK;
+}
+
+/* Rows of H elements in the output: per token and in all. */
+MOE_FN int64_t moe_forward_slots_(const moe_blockwise_mm_fwd_args *args) {
+  return args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
+}
+MOE_FN int64_t moe_forward_rows_(const moe_blockwise_mm_fwd_args *args) {
+  const int padding_row = args->device_output_shape && args->spec != MOE_CTE_SHARD_ON_BLOCK && !args->layer.skip_token;
+  return moe_mul_(args->layer.T + padding_row, moe_forward_slots_(args));
+}
+
+MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forward, const moe_arena_ *sized, int sizes_only) {
+  const moe_blockwise_mm_fwd_args *args = forward->args;
+  const moe_blockwise_layer *l = &args->layer;
+  const int64_t size = forward->call.size, saved = forward->call.checkpoint_size;
+  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 4];
+  int n = moe_layer_tensors_(&forward->call, args->spec == MOE_CTE_SHARD_ON_I_DROPPING, tensor);
+  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID) tensor[n - 1].role = MOE_INPUT;
+  tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_OUTPUT_OPTIONAL};
+  tensor[n++] = (moe_tensor_){"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL};
+  tensor[n++] = (moe_tensor_){"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT};
+  tensor[n++] = moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes);
+  MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
+  if (sizes_only) return MOE_OK;
+  if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
+  return moe_plan_check_(ctx, &forward->call.layer);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- stages */
+
+MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t lanes) {
+  moe_blockwise_ *call = &forward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
+  forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
+  moe_lanes_layout_(call, arena, lanes, moe_panel_bytes_(call->panel, moe_max_(l->H, l->I)), 0, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL);
+}
+
+MOE_FN void moe_forward_pack_(const moe_combine_ *stage, int64_t expert, int64_t h0, int64_t n, void *panel) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const moe_rows_ weight = {(const char *)l->down_proj_weight + (expert * l->I * l->H + h0) * call->size, l->H * call->size, NULL};
+  call->kernels.pack_rows[call->panel][call->dtype](panel, 0, MOE_PANEL, &weight, l->I, n);
+}
+
+MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
+  const moe_forward_ *forward = (const moe_forward_ *)stage->user;
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t expert = call->plan.run_expert[call->plan.run[row]];
+  const int on_i = l->config.affinity_mode == MOE_AFFINITY_ON_I;
+  const float a = call->plan.affinity[row];
+  float buffer[MOE_PANEL];
+  const float *bias = moe_load_optional_(call, l->down_proj_bias, expert * l->H + h0, n, buffer);
+  if (on_i && bias) call->kernels.scale_row(buffer, a, n);
+  if (forward->args->down_activations) {
+    if (bias) call->kernels.add_scaled(c, bias, NULL, 1.0f, n);
+    bias = NULL;
+    call->kernels.store_row[call->checkpoint_dtype]((char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
+  }
+  call->kernels.add_scaled(sum, c, bias, l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? a : 1.0f, n);
+}
+
+/* The rows of a device-shaped output that are not a token's sum. */
+MOE_FN void moe_forward_blank_rows_(const moe_forward_ *forward) {
+  const moe_blockwise_mm_fwd_args *args = forward->args;
+  const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args), bytes = args->layer.H * forward->call.size;
+  if (args->accumulate_output) return;
+  for (int64_t i = 0; i < rows; i++)
+    if (i % slots != 0 || i / slots >= args->layer.T) memset((char *)args->output + i * bytes, 0, (size_t)bytes);
+}
+
+MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
+  moe_blockwise_ *call = &forward->call;
+  const moe_blockwise_mm_fwd_args *args = forward->args;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_plan_build_(&call->plan, l, &call->kernels, call->affinity_dtype);
+  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
+  moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
+  const moe_work_ first[] = {{moe_gate_up_items_(call), moe_gate_up_item_, &gate_up},
+                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank}};
+  moe_run_(ctx, first, 2);
+  moe_combine_ down = {0};
+  down.call = call;
+  down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
+  down.k = l->I;
+  down.pack = moe_forward_pack_;
+  down.add_row = moe_forward_add_row_;
+  down.output = (char *)args->output;
+  down.stride = moe_forward_slots_(args) * l->H * call->size;
+  down.accumulate = args->accumulate_output;
+  down.user = forward;
+  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down};
+  moe_run_(ctx, &second, 1);
+  moe_forward_blank_rows_(forward);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+  moe_forward_ forward;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  MOE_TRY(moe_forward_check_options_(ctx, args));
+  forward.args = args;
+  moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
+  forward.call.by_expert = args->spec == MOE_CTE_SHARD_ON_BLOCK;
+  moe_forward_layout_(&forward, &sized, moe_lanes_(ctx));
+  MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_forward_layout_(&forward, &arena, moe_lanes_(ctx));
+  moe_forward_run_(ctx, &forward);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_FORWARD_(name, type, NAME)                                                                       \
+  moe_status moe_blockwise_mm_fwd_##name(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {                 \
+    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                  \
+  }                                                                                                                 \
+  moe_status moe_blockwise_mm_fwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_fwd_args *args,  \
+                                                          size_t *bytes) {                                          \
+    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                 \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_FORWARD_)
+#undef MOE_DEFINE_FORWARD_
+
+#endif

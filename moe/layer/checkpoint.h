@@ -1,0 +1,55 @@
+/* Activation checkpoints: gate and up pre-activations [N,2,I,B], block rows innermost, and down outputs [N,B,H]. */
+#ifndef MOE_LAYER_CHECKPOINT_H
+#define MOE_LAYER_CHECKPOINT_H
+
+/* First element of (slot, gate or up, column i): the next column lies B elements on. */
+MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int64_t up, int64_t i) {
+  const moe_blockwise_layer *l = &call->layer;
+  return ((slot / l->B * 2 + up) * l->I + i) * l->B + slot % l->B;
+}
+
+MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t slot, int64_t up, int64_t i, const float *x, int64_t n) {
+  const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
+  char *dst = (char *)checkpoint + moe_checkpoint_at_(call, slot, up, i) * size;
+  char stored[MOE_PANEL * 4];
+  call->kernels.store_row[call->checkpoint_dtype](stored, x, n);
+  if (size == 2)
+    for (int64_t j = 0; j < n; j++) memcpy(dst + j * stride, stored + j * 2, 2);
+  else
+    for (int64_t j = 0; j < n; j++) memcpy(dst + j * stride, stored + j * 4, 4);
+}
+
+MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t slot, int64_t up, int64_t i, float *x, int64_t n) {
+  const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
+  const char *src = (const char *)checkpoint + moe_checkpoint_at_(call, slot, up, i) * size;
+  char stored[MOE_PANEL * 4];
+  if (size == 2)
+    for (int64_t j = 0; j < n; j++) memcpy(stored + j * 2, src + j * stride, 2);
+  else
+    for (int64_t j = 0; j < n; j++) memcpy(stored + j * 4, src + j * stride, 4);
+  call->kernels.load_row[call->checkpoint_dtype](x, stored, n);
+}
+
+typedef struct moe_blank_ {
+  const moe_blockwise_ *call;
+  char *gate_up, *down; /* either may be NULL */
+} moe_blank_;
+
+/* Work item: block b's slots that are no rows become zero. */
+MOE_FN void moe_blank_item_(void *arg, int64_t b, int64_t lane_index) {
+  const moe_blank_ *blank = (const moe_blank_ *)arg;
+  const moe_blockwise_ *call = blank->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t size = call->checkpoint_size;
+  (void)lane_index;
+  for (int64_t r = 0, end; r < l->B; r = end) {
+    const uint8_t *used = call->plan.used + b * l->B;
+    for (end = r + 1; end < l->B && used[end] == used[r];) end++;
+    if (!used[r] && blank->down) memset(blank->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
+    for (int64_t i = 0; i < 2 * l->I && blank->gate_up; i++)
+      if (!used[r] || (call->glu.skip_gate && i < l->I))
+        memset(blank->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0, (size_t)((end - r) * size));
+  }
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* Stage: back through the down projection and the gated unit. For every expert and panel of intermediate columns,
+   dm = dY*Wd^T, then dg, du, the rounded a*m that the weight gradient wants, bias gradients, and the panel's share of dA. */
+#ifndef MOE_LAYER_DOWN_GRAD_H
+#define MOE_LAYER_DOWN_GRAD_H
+
+typedef struct moe_down_grad_ {
+  const moe_blockwise_ *call;
+  moe_glu_ glu;           /* limits rounded to the checkpoint's type */
+  const char *output_grad; /* dY [T,H] */
+  const void *checkpoint; /* [N,2,I,B] */
+  char *am;               /* [rows,I] inner type: a*m, or m where the affinity does not multiply it */
+  char *pre;              /* [rows,2,I] inner type: gradients of the pre-activations */
+  char *scaled;           /* the same times the affinity (PRE_SCALE), else NULL */
+  float *dot;             /* [rows, panels]: <dm, m> */
+  char *bias_grad;        /* [E,2,I], or NULL */
+  moe_dtype bias_dtype;
+  int accumulate;
+} moe_down_grad_;
+
+MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
+
+/* One half (0 gate, 1 up) of a row's pre-activation gradients: stored, stored scaled, and added to the bias gradient. */
+MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0, int64_t n, float *grad, float *bias_sum) {
+  const moe_blockwise_ *call = stage->call;
+  const int64_t at = ((row * 2 + half) * call->layer.I + i0) * call->inner_size;
+  call->kernels.store_row[call->inner_dtype](stage->pre + at, grad, n);
+  call->kernels.add_scaled(bias_sum + half * MOE_PANEL, grad, NULL, 1.0f, n);
+  if (!stage->scaled) return;
+  call->kernels.scale_row(grad, call->plan.affinity[row], n);
+  call->kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
+}
+
+MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t i0, int64_t n, const float *dm, float *bias_sum) {
+  const moe_blockwise_ *call = stage->call;
+  const int64_t panels = moe_down_grad_panels_(call), slot = call->plan.slot[row];
+  float gate[MOE_PANEL], up[MOE_PANEL], m[MOE_PANEL], dgate[MOE_PANEL], dup[MOE_PANEL];
+  moe_glu_row_ glu_row = {0};
+  glu_row.n = n;
+  glu_row.gate = gate;
+  glu_row.up = up;
+  glu_row.m = m;
+  glu_row.dm = dm;
+  glu_row.dgate = dgate;
+  glu_row.dup = dup;
+  glu_row.scale = moe_post_scaled_(&call->layer.config) ? call->plan.affinity[row] : 1.0f;
+  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, slot, 0, i0, gate, n);
+  moe_checkpoint_load_(call, stage->checkpoint, slot, 1, i0, up, n);
+  call->kernels.glu_backward(&stage->glu, &glu_row);
+  stage->dot[row * panels + i0 / MOE_PANEL] = glu_row.dot;
+  call->kernels.store_row[call->inner_dtype](stage->am + (row * call->layer.I + i0) * call->inner_size, m, n);
+  if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, n, dgate, bias_sum);
+  moe_down_grad_emit_(stage, row, 1, i0, n, dup, bias_sum);
+}
+
+MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t expert, int64_t i0, int64_t n, float *bias_sum) {
+  const int64_t size = moe_dtype_bytes_(stage->bias_dtype);
+  for (int64_t half = 0; half < 2 && stage->bias_grad; half++)
+    moe_store_sum_(stage->call, stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
+                   bias_sum + half * MOE_PANEL, n, stage->accumulate);
+}
+
+MOE_FN void moe_down_grad_item_(void *arg, int64_t item, int64_t lane_index) {
+  const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const moe_lane_ lane = moe_lane_at_(call, lane_index);
+  const moe_rows_ output_grad = {stage->output_grad, l->H * call->size, call->plan.token};
+  float bias_sum[2 * MOE_PANEL] = {0};
+  int64_t expert, panel;
+  moe_split_item_(call, item, moe_down_grad_panels_(call), &expert, &panel);
+  const int64_t i0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->I - i0), end = call->plan.first[expert + 1];
+  if (call->plan.first[expert] < end)
+    call->kernels.pack_cols[call->panel][call->dtype](lane.panel, (const char *)l->down_proj_weight + (expert * l->I + i0) * l->H * call->size,
+                                                      l->H * call->size, l->H, n);
+  for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
+    moe_left_ left;
+    moe_left_from_rows_(&left, &output_grad, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
+    moe_multiply_panel_(&call->kernels, call->product, &left, l->H, lane.panel, lane.c, lane.piece);
+    for (int64_t i = 0; i < left.rows; i++) moe_down_grad_row_(stage, first + i, i0, n, lane.c + i * MOE_PANEL, bias_sum);
+  }
+  moe_down_grad_store_bias_(stage, expert, i0, n, bias_sum);
+}
+
+#endif

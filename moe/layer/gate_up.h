@@ -1,0 +1,73 @@
+/* Stage: for every expert and panel of intermediate columns, g = x*Wg, u = x*Wu, clamped, and m = act(g)*(u+offset). */
+#ifndef MOE_LAYER_GATE_UP_H
+#define MOE_LAYER_GATE_UP_H
+
+typedef struct moe_gate_up_ {
+  const moe_blockwise_ *call;
+  char *m;          /* [rows,I] inner type, or NULL */
+  void *checkpoint; /* [N,2,I,B], or NULL */
+} moe_gate_up_;
+
+/* Gate and up columns share a panel, so that both of a pair are there when m is formed. */
+MOE_FN int64_t moe_gate_up_width_(const moe_blockwise_ *call) { return call->glu.skip_gate ? MOE_PANEL : MOE_PANEL / 2; }
+
+MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) {
+  return call->layer.E * moe_ceil_div_(call->layer.I, moe_gate_up_width_(call));
+}
+
+MOE_FN void moe_gate_up_pack_(const moe_blockwise_ *call, int64_t expert, int64_t i0, int64_t n, void *panel) {
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t width = moe_gate_up_width_(call), row_bytes = 2 * l->I * call->size;
+  const char *weight = (const char *)l->gate_up_proj_weight + expert * l->H * row_bytes;
+  const moe_rows_ gate = {weight + i0 * call->size, row_bytes, NULL}, up = {weight + (l->I + i0) * call->size, row_bytes, NULL};
+  const moe_pack_rows_fn_ pack = call->kernels.pack_rows[call->panel][call->dtype];
+  if (!call->glu.skip_gate) pack(panel, 0, width, &gate, l->H, n);
+  pack(panel, MOE_PANEL - width, width, &up, l->H, n);
+}
+
+MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_plan_ *plan = &call->plan;
+  const float a = plan->affinity[row];
+  float m[MOE_PANEL];
+  glu_row->m = m;
+  glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
+  glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
+  call->kernels.glu_forward(&call->glu, glu_row);
+  if (stage->m) call->kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
+  if (stage->checkpoint) {
+    if (!call->glu.skip_gate) moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 0, i0, glu_row->gate, n);
+    moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 1, i0, glu_row->up, n);
+  }
+}
+
+MOE_FN void moe_gate_up_item_(void *arg, int64_t item, int64_t lane_index) {
+  const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const moe_lane_ lane = moe_lane_at_(call, lane_index);
+  const int64_t width = moe_gate_up_width_(call);
+  int64_t expert, panel;
+  moe_split_item_(call, item, moe_ceil_div_(l->I, width), &expert, &panel);
+  const int64_t i0 = panel * width, n = moe_min_(width, l->I - i0), end = call->plan.first[expert + 1];
+  if (call->plan.first[expert] == end) return; /* an expert without rows is never read */
+  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
+  moe_glu_row_ row = {0};
+  row.n = n;
+  row.gate_bias = call->glu.skip_gate ? NULL : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
+  row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
+  moe_gate_up_pack_(call, expert, i0, n, lane.panel);
+  const moe_rows_ hidden = {(const char *)l->hidden_states, l->H * call->size, call->plan.token};
+  for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
+    moe_left_ left;
+    moe_left_from_rows_(&left, &hidden, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
+    moe_multiply_panel_(&call->kernels, call->product, &left, l->H, lane.panel, lane.c, lane.piece);
+    for (int64_t i = 0; i < left.rows; i++) {
+      row.gate = lane.c + i * MOE_PANEL;
+      row.up = row.gate + MOE_PANEL - width;
+      moe_gate_up_row_(stage, first + i, i0, n, &row);
+    }
+  }
+}
+
+#endif

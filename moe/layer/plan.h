@@ -1,0 +1,125 @@
+/* The plan of a blockwise call: the routing metadata turned into lists of rows. A row is one (token, expert) pair at work;
+   padding, idle blocks and, without accumulation, overwritten rows have dropped out. Rows are numbered by expert and,
+   within an expert, in block order, so an expert's rows lie together however its blocks are scattered. */
+#ifndef MOE_LAYER_PLAN_H
+#define MOE_LAYER_PLAN_H
+
+enum { MOE_CHUNK = 2048 }; /* tokens whose partial outputs a lane holds at a time: 2048 x 64 floats stay in L2 */
+
+typedef struct moe_plan_ {
+  int64_t rows, chunks;
+  int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
+  int32_t *token;       /* [rows] */
+  int32_t *slot;        /* [rows]: block * B + row in the block */
+  float *affinity;      /* [rows] */
+  int32_t *run;         /* [rows]: which stretch of blocks of one expert, counted in block order */
+  int32_t *run_expert;  /* [N] */
+  int32_t *order;       /* [rows]: rows by chunk of MOE_CHUNK tokens, in block order within a chunk */
+  int64_t *chunk_first; /* [chunks+1] */
+  uint8_t *used;        /* [N*B]: 1 for slots that are rows */
+  int64_t *fill;        /* [E + chunks] working counters */
+  int32_t *last;        /* [T] last slot of each token, when only that one counts */
+} moe_plan_;
+
+MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
+  const int64_t slots = moe_mul_(layer->N, layer->B);
+  plan->chunks = moe_ceil_div_(layer->T, MOE_CHUNK);
+  plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
+  plan->token = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->slot = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->affinity = (float *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->run = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->run_expert = (int32_t *)moe_take_(arena, moe_mul_(layer->N, 4));
+  plan->order = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->chunk_first = (int64_t *)moe_take_(arena, (plan->chunks + 1) * 8);
+  plan->used = (uint8_t *)moe_take_(arena, slots);
+  plan->fill = (int64_t *)moe_take_(arena, (layer->E + plan->chunks) * 8);
+  plan->last = last_only ? (int32_t *)moe_take_(arena, moe_mul_(layer->T, 4)) : NULL;
+}
+
+/* The expert of block b, or -1 for a block that does nothing. */
+MOE_FN int64_t moe_block_expert_(const moe_blockwise_layer *layer, int64_t b) {
+  if (layer->conditions && layer->conditions[b] == 0) return -1;
+  if (!layer->block_to_expert) return b;
+  return layer->block_to_expert[b] == layer->E ? -1 : layer->block_to_expert[b];
+}
+
+MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) { return token < 0 || token == layer->T; }
+
+/* Every id is looked at before anything is dereferenced or written. */
+MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *layer) {
+  for (int64_t b = 0; b < layer->N; b++) {
+    if (layer->conditions && layer->conditions[b] != 0 && layer->conditions[b] != 1)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "conditions", "must hold 0 or 1");
+    if (layer->block_to_expert && (layer->block_to_expert[b] < 0 || layer->block_to_expert[b] > layer->E))
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "block_to_expert", "has an expert outside [0,E], E meaning none");
+  }
+  const int64_t low = layer->skip_token ? -1 : 0, high = layer->skip_token ? layer->T - 1 : layer->T;
+  for (int64_t i = 0; i < layer->N * layer->B; i++)
+    if (layer->token_position_to_id[i] < low || layer->token_position_to_id[i] > high)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id", "has an id that is neither a token nor the padding id");
+  return MOE_OK;
+}
+
+MOE_FN void moe_prefix_sums_(int64_t *first, int64_t *count, int64_t n) {
+  first[0] = 0;
+  for (int64_t i = 0; i < n; i++) {
+    first[i + 1] = first[i] + count[i];
+    count[i] = 0;
+  }
+}
+
+/* Marks the slots at work and counts them by expert and by chunk. */
+MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
+  int64_t *by_expert = plan->fill, *by_chunk = plan->fill + layer->E;
+  memset(plan->fill, 0, (size_t)(layer->E + plan->chunks) * sizeof *plan->fill);
+  for (int64_t b = 0; b < layer->N; b++) {
+    const int64_t expert = moe_block_expert_(layer, b);
+    for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
+      const int32_t token = layer->token_position_to_id[slot];
+      plan->used[slot] = expert >= 0 && !moe_is_padding_(layer, token);
+      if (plan->used[slot] && plan->last) plan->last[token] = (int32_t)slot;
+    }
+  }
+  for (int64_t b = 0; b < layer->N; b++) {
+    const int64_t expert = moe_block_expert_(layer, b);
+    for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
+      const int32_t token = layer->token_position_to_id[slot];
+      if (plan->used[slot] && plan->last && plan->last[token] != slot) plan->used[slot] = 0;
+      if (!plan->used[slot]) continue;
+      by_expert[expert]++;
+      by_chunk[token / MOE_CHUNK]++;
+    }
+  }
+  moe_prefix_sums_(plan->first, by_expert, layer->E);
+  moe_prefix_sums_(plan->chunk_first, by_chunk, plan->chunks);
+  plan->rows = plan->first[layer->E];
+}
+
+/* Affinities are read as float; all are 1 where the layer has none. */
+MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, const moe_kernels *kernels, moe_dtype affinity_dtype) {
+  const char *affinities = (const char *)layer->expert_affinities_masked;
+  const int64_t size = moe_dtype_bytes_(affinity_dtype);
+  int64_t *by_expert = plan->fill, *by_chunk = plan->fill + layer->E, previous = -1;
+  int32_t run = -1;
+  moe_plan_count_(plan, layer);
+  for (int64_t b = 0; b < layer->N; b++) {
+    const int64_t expert = moe_block_expert_(layer, b);
+    if (expert < 0) continue;
+    if (expert != previous) plan->run_expert[++run] = (int32_t)expert;
+    previous = expert;
+    for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
+      if (!plan->used[slot]) continue;
+      const int32_t token = layer->token_position_to_id[slot];
+      const int64_t row = plan->first[expert] + by_expert[expert]++, chunk = token / MOE_CHUNK;
+      plan->token[row] = token;
+      plan->slot[row] = (int32_t)slot;
+      plan->run[row] = run;
+      plan->affinity[row] = 1.0f;
+      if (affinities) kernels->load_row[affinity_dtype](&plan->affinity[row], affinities + (token * layer->E + expert) * size, 1);
+      plan->order[plan->chunk_first[chunk] + by_chunk[chunk]++] = (int32_t)row;
+    }
+  }
+}
+
+#endif

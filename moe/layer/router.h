@@ -1,0 +1,176 @@
+/* The router's forward: logits, selection, weights. A work item takes MOE_ROWS_MAX tokens from the first to the last step,
+   so their logits are still in cache when the experts are selected. */
+#ifndef MOE_LAYER_ROUTER_H
+#define MOE_LAYER_ROUTER_H
+
+typedef struct moe_router_ {
+  const moe_router_topk_args *args;
+  moe_kernels kernels;
+  moe_dtype dtype;
+  moe_router_weight_ weight;
+  char *lanes;
+  int64_t lane_bytes;
+} moe_router_;
+
+typedef struct moe_router_lane_ {
+  float *c, *scratch;     /* of products */
+  float *scores, *values; /* [E] */
+  float *z, *w;           /* [K] */
+  uint64_t *best;         /* [K] */
+  uint64_t *groups;       /* [topk_groups] */
+} moe_router_lane_;
+
+MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_arena_ *arena) {
+  const moe_router_topk_args *args = router->args;
+  moe_router_lane_ lane;
+  lane.c = (float *)moe_take_(arena, args->hidden_states ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
+  lane.scratch = (float *)moe_take_(arena, args->hidden_states ? MOE_PRODUCT_SCRATCH_ : 0);
+  lane.scores = (float *)moe_take_(arena, args->E * 4);
+  lane.values = (float *)moe_take_(arena, args->E * 4);
+  lane.z = (float *)moe_take_(arena, args->K * 4);
+  lane.w = (float *)moe_take_(arena, args->K * 4);
+  lane.best = (uint64_t *)moe_take_(arena, args->K * 8);
+  lane.groups = (uint64_t *)moe_take_(arena, (int64_t)args->config.topk_groups * 8);
+  return lane;
+}
+
+MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t lanes) {
+  moe_arena_ one = {NULL, 0};
+  router->weight.panels = NULL;
+  if (router->args->hidden_states) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
+  moe_router_lane_layout_(router, &one);
+  router->lane_bytes = one.used;
+  router->lanes = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+}
+
+/* ------------------------------------------------------------------------------------------------------- one token */
+
+/* What the experts are selected by. Fills lane->scores with what moe_router_scores_ needs of all experts; *sum is theirs
+   where they are softmax terms, not yet divided by it. */
+MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_lane_ *lane, const float *z, float *sum) {
+  const moe_router_topk_args *args = router->args;
+  const moe_router_config *config = &args->config;
+  const float *bias = args->selection_bias;
+  const float *scores = lane->scores;
+  *sum = 1.0f;
+  if (moe_softmax_over_all_(config)) *sum = moe_softmax_terms_(&router->kernels, lane->scores, z, args->E);
+  else if (config->score_function == MOE_SCORE_SOFTMAX) scores = z;
+  else if (bias) router->kernels.score_row(lane->scores, NULL, z, config->score_function, args->E);
+  if (!bias) return z;
+  for (int64_t e = 0; e < args->E; e++) lane->values[e] = scores[e] / *sum + bias[e];
+  return lane->values;
+}
+
+/* w = the scores of the experts lane->best. */
+MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_lane_ *lane, const float *z, float sum) {
+  const moe_router_config *config = &router->args->config;
+  const int64_t K = router->args->K;
+  const int over_all = moe_softmax_over_all_(config);
+  for (int64_t k = 0; k < K; k++) {
+    const int64_t e = moe_rank_id_(lane->best[k]);
+    if (over_all) lane->w[k] = lane->scores[e] / sum;
+    else lane->z[k] = z[e];
+  }
+  if (over_all) return;
+  if (config->score_function == MOE_SCORE_SOFTMAX) moe_softmax_(&router->kernels, lane->w, lane->z, K);
+  else router->kernels.score_row(lane->w, NULL, lane->z, config->score_function, K);
+}
+
+MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_lane_ *lane, int64_t t) {
+  const moe_router_topk_args *args = router->args;
+  const moe_router_config *config = &args->config;
+  const float *z = args->router_logits + t * args->E;
+  const int64_t K = args->K;
+  int32_t *index = args->expert_index + t * K;
+  float *weights = args->expert_weights + t * K, sum;
+  if (args->token_mask && args->token_mask[t] == 0) {
+    for (int64_t k = 0; k < K; k++) {
+      index[k] = -1;
+      weights[k] = 0.0f;
+    }
+    return;
+  }
+  const float *values = moe_router_values_(router, lane, z, &sum);
+  moe_select_(config, values, args->E, K, lane->groups, lane->best);
+  for (int64_t k = 0; k < K; k++) index[k] = (int32_t)moe_rank_id_(lane->best[k]);
+  moe_router_scores_(router, lane, z, sum);
+  const float divisor = moe_sum_(lane->w, K) + config->renormalize_epsilon, factor = moe_router_factor_(config);
+  for (int64_t k = 0; k < K; k++) {
+    if (config->renormalize) lane->w[k] = lane->w[k] / divisor;
+    lane->w[k] = lane->w[k] * factor;
+  }
+  router->kernels.store_row[MOE_DTYPE_F32](weights, lane->w, K);
+}
+
+/* ------------------------------------------------------------------------------------------------------- all tokens */
+
+MOE_FN void moe_router_item_(void *arg, int64_t item, int64_t lane_number) {
+  const moe_router_ *router = (const moe_router_ *)arg;
+  const moe_router_topk_args *args = router->args;
+  moe_arena_ memory = {router->lanes + lane_number * router->lane_bytes, 0};
+  const moe_router_lane_ lane = moe_router_lane_layout_(router, &memory);
+  const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
+  if (args->hidden_states) {
+    const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, (const char *)args->router_bias, 0};
+    moe_left_ left;
+    moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows);
+    moe_router_multiply_(&product, &left, first, lane.c, lane.scratch);
+  }
+  for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
+}
+
+MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, int sizes_only) {
+  const int64_t size = moe_dtype_bytes_(dtype), T = args->T, E = args->E, H = args->hidden_states ? args->H : 1;
+  const int64_t picked = moe_mul3_(T, args->K, 4);
+  const int product = args->hidden_states != NULL;
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", T));
+  MOE_TRY(moe_check_positive_(ctx, "H", H));
+  MOE_TRY(moe_check_router_(ctx, &args->config, E, args->K));
+  const moe_tensor_ tensor[] = {
+      {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
+      {"router_weight", product ? args->router_weight : NULL, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"router_bias", product ? args->router_bias : NULL, moe_mul_(E, size), size, MOE_INPUT_OPTIONAL},
+      {"selection_bias", args->selection_bias, moe_mul_(E, 4), 4, MOE_INPUT_OPTIONAL},
+      {"token_mask", args->token_mask, T, 1, MOE_INPUT_OPTIONAL},
+      {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
+      {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
+      {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
+      moe_workspace_tensor_(args->workspace, args->workspace_bytes),
+  };
+  return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
+}
+
+MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+  moe_router_ router;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  MOE_TRY(moe_router_check_(ctx, args, dtype, sizes_only));
+  router.args = args;
+  router.kernels = moe_kernels_();
+  router.dtype = dtype;
+  router.weight = (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
+  moe_router_layout_(&router, &sized, moe_lanes_(ctx));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_router_layout_(&router, &arena, moe_lanes_(ctx));
+  const moe_work_ pack = {args->hidden_states ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight};
+  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROWS_MAX), moe_router_item_, &router};
+  moe_run_(ctx, &pack, 1);
+  moe_run_(ctx, &tokens, 1);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                                                   \
+  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args) {                                      \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                         \
+  }                                                                                                                            \
+  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args, size_t *bytes) {      \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                        \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
+#undef MOE_DEFINE_ROUTER_
+
+#endif

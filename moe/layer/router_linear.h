@@ -1,0 +1,167 @@
+/* The router's three products: x*W, dz*W^T and x^T*dz. Never flushed: MOE_PRODUCT_F32. */
+#ifndef MOE_LAYER_ROUTER_LINEAR_H
+#define MOE_LAYER_ROUTER_LINEAR_H
+
+enum { MOE_PACK_PIECE_ = 256 }; /* rows that one work item packs */
+
+/* W [H,E] as the right operand: panels of E's columns, k = H; transposed, of H's columns, k = E. */
+typedef struct moe_router_weight_ {
+  const moe_kernels *kernels;
+  const char *data;
+  moe_dtype dtype;
+  int64_t H, E;
+  int transposed;
+  float *panels;
+} moe_router_weight_;
+
+MOE_FN int64_t moe_router_weight_columns_(const moe_router_weight_ *w) { return w->transposed ? w->H : w->E; }
+MOE_FN int64_t moe_router_weight_depth_(const moe_router_weight_ *w) { return w->transposed ? w->E : w->H; }
+
+MOE_FN int64_t moe_router_weight_bytes_(const moe_router_weight_ *w) {
+  const int64_t panels = moe_ceil_div_(moe_router_weight_columns_(w), MOE_PANEL);
+  return moe_mul_(panels, moe_panel_bytes_(MOE_PANEL_F32, moe_router_weight_depth_(w)));
+}
+
+MOE_FN float *moe_router_panel_(const moe_router_weight_ *w, int64_t panel) {
+  return w->panels + panel * moe_even_(moe_router_weight_depth_(w)) * MOE_PANEL;
+}
+
+MOE_FN int64_t moe_router_pack_items_(const moe_router_weight_ *w) {
+  const int64_t panels = moe_ceil_div_(moe_router_weight_columns_(w), MOE_PANEL);
+  return w->transposed ? panels : panels * moe_ceil_div_(w->H, MOE_PACK_PIECE_);
+}
+
+MOE_FN void moe_router_pack_(void *arg, int64_t item, int64_t lane) {
+  const moe_router_weight_ *w = (const moe_router_weight_ *)arg;
+  const int64_t size = moe_dtype_bytes_(w->dtype), row = w->E * size;
+  (void)lane;
+  if (w->transposed) {
+    const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, w->H - at);
+    w->kernels->pack_cols[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
+    return;
+  }
+  const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_PIECE_), panel = item / pieces, from = item % pieces * MOE_PACK_PIECE_;
+  const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, w->E - at);
+  const moe_rows_ rows = {w->data + from * row + at * size, row, NULL};
+  w->kernels->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_PANEL, 0, MOE_PANEL, &rows,
+                                                 moe_min_(MOE_PACK_PIECE_, w->H - from), n);
+}
+
+/* Rows [first, first+rows) of a [.,n] matrix, read where they lie. */
+MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype, int64_t n, int64_t first, int64_t rows) {
+  const int64_t size = moe_dtype_bytes_(dtype);
+  left->rows = rows;
+  left->step = 2 * size;
+  left->dtype = dtype;
+  for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)data + (first + i) * n * size;
+}
+
+/* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
+
+/* out[first + i][.] = left row i times W, plus what `add` holds: a row that all share (a bias), or out itself. */
+typedef struct moe_router_product_ {
+  const moe_router_weight_ *weight;
+  char *out; /* [.,columns] */
+  moe_dtype dtype;
+  const char *bias; /* of the weight's type, or NULL */
+  int accumulate;
+} moe_router_product_;
+
+MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, float *scratch) {
+  const moe_router_weight_ *w = p->weight;
+  const moe_kernels *kernels = w->kernels;
+  const int64_t columns = moe_router_weight_columns_(w), size = moe_dtype_bytes_(p->dtype);
+  float add[MOE_PANEL];
+  for (int64_t at = 0; at < columns; at += MOE_PANEL) {
+    const int64_t n = moe_min_(MOE_PANEL, columns - at);
+    moe_multiply_panel_(kernels, MOE_PRODUCT_F32, left, moe_router_weight_depth_(w), moe_router_panel_(w, at / MOE_PANEL), c, scratch);
+    if (p->bias) kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
+    for (int64_t i = 0; i < left->rows; i++) {
+      char *out = p->out + ((first + i) * columns + at) * size;
+      if (p->accumulate) kernels->load_row[p->dtype](add, out, n);
+      if (p->bias || p->accumulate) kernels->add_scaled(c + i * MOE_PANEL, add, NULL, 1.0f, n);
+      kernels->store_row[p->dtype](out, c + i * MOE_PANEL, n);
+    }
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ x^T*dz */
+
+enum {
+  MOE_XT_ROWS_ = 2,    /* panels of x that one work item takes, at most */
+  MOE_XT_COLUMNS_ = 4, /* panels of dz */
+  MOE_XT_PIECE_ = MOE_PIECE_F32_
+};
+
+typedef struct moe_router_xt_ {
+  const moe_kernels *kernels;
+  int64_t T, H, E;
+  const char *x; /* [T,H] */
+  moe_dtype dtype;
+  const float *dz; /* [T,E] */
+  char *out;       /* [H,E] */
+  moe_dtype out_dtype;
+  int accumulate;
+  int64_t panels; /* of x, per work item */
+} moe_router_xt_;
+
+/* A lane's memory: products, and the packed piece of x and of dz. */
+MOE_FN int64_t moe_router_xt_bytes_(void) {
+  return (MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * MOE_PANEL + (MOE_XT_ROWS_ + 1) * MOE_XT_PIECE_) * MOE_PANEL * 4;
+}
+
+MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
+  return moe_ceil_div_(g->H, g->panels * MOE_PANEL) * moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_PANEL);
+}
+
+/* c += x^T dz over tokens [t, t+n) for one pair of packed panels. */
+MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, const float *dz, int64_t n, float *c) {
+  moe_left_ left;
+  moe_left_from_panel_(&left, MOE_PANEL_F32, x, MOE_PANEL);
+  for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS)
+    kernels->tile[MOE_PRODUCT_F32]((int)moe_min_(MOE_TILE_ROWS, MOE_PANEL - i), left.row + i, left.step, n, dz, c + i * MOE_PANEL);
+}
+
+/* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */
+MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t rows, int64_t e, int64_t columns, float *c) {
+  const moe_kernels *kernels = g->kernels;
+  const int64_t size = moe_dtype_bytes_(g->out_dtype);
+  float old[MOE_PANEL];
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < columns; j += MOE_PANEL) {
+      const int64_t n = moe_min_(MOE_PANEL, columns - j), panel = i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL;
+      float *row = c + (panel * MOE_PANEL + i % MOE_PANEL) * MOE_PANEL;
+      char *out = g->out + ((h + i) * g->E + e + j) * size;
+      if (g->accumulate) {
+        kernels->load_row[g->out_dtype](old, out, n);
+        kernels->add_scaled(row, old, NULL, 1.0f, n);
+      }
+      kernels->store_row[g->out_dtype](out, row, n);
+    }
+}
+
+/* All tokens in ascending order, a piece at a time; every product sum stays one chain. */
+MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *memory) {
+  const int64_t groups = moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_PANEL), size = moe_dtype_bytes_(g->dtype);
+  const int64_t h = item / groups * g->panels * MOE_PANEL, e = item % groups * MOE_XT_COLUMNS_ * MOE_PANEL;
+  const int64_t rows = moe_min_(g->panels * MOE_PANEL, g->H - h), columns = moe_min_(MOE_XT_COLUMNS_ * MOE_PANEL, g->E - e);
+  const int64_t square = MOE_PANEL * MOE_PANEL, piece = MOE_XT_PIECE_ * MOE_PANEL;
+  float *c = memory, *x = c + MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square, *dz = x + MOE_XT_ROWS_ * piece;
+  memset(c, 0, (size_t)(MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square) * sizeof *c);
+  for (int64_t t = 0; t < g->T; t += MOE_XT_PIECE_) {
+    const int64_t n = moe_min_(MOE_XT_PIECE_, g->T - t);
+    for (int64_t i = 0; i < rows; i += MOE_PANEL) {
+      const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
+      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](x + i / MOE_PANEL * piece, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, rows - i));
+    }
+    for (int64_t j = 0; j < columns; j += MOE_PANEL) {
+      const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};
+      g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, columns - j));
+      for (int64_t i = 0; i < rows; i += MOE_PANEL)
+        moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * piece, dz, n, c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square);
+    }
+  }
+  moe_router_xt_store_(g, h, rows, e, columns, c);
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* What the router's forward, backward and losses share: the configuration's checks and the softmax. */
+#ifndef MOE_LAYER_ROUTER_SCORE_H
+#define MOE_LAYER_ROUTER_SCORE_H
+
+/* E experts, k of them per token. */
+MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
+  MOE_TRY(moe_check_count_(ctx, "E", E));
+  MOE_TRY(moe_check_positive_(ctx, "K", K));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_BEFORE_TOPK + 1));
+  MOE_TRY(moe_check_flag_(ctx, "config.renormalize", config->renormalize));
+  MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", config->renormalize_epsilon));
+  if (config->renormalize_epsilon < 0.0f)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.renormalize_epsilon", "is negative");
+  MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", config->routed_scaling_factor));
+  if (config->num_groups < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.num_groups", "is negative");
+  if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups", "must be between 1 and num_groups, or 0 like it");
+  if (K > E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
+  if (config->num_groups > 0) {
+    if (E % config->num_groups != 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "E", "is not divisible by config.num_groups");
+    if (K > E / config->num_groups * config->topk_groups)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds the experts of config.topk_groups groups");
+  }
+  return MOE_OK;
+}
+
+MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
+  return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;
+}
+
+MOE_INLINE int moe_softmax_over_all_(const moe_router_config *config) {
+  return config->score_function == MOE_SCORE_SOFTMAX && config->score_order == MOE_SCORE_BEFORE_TOPK;
+}
+
+/* The largest of n; a NaN may be passed over, as it makes every softmax a NaN anyway. */
+MOE_FN float moe_largest_(const float *x, int64_t n) {
+  float largest = x[0];
+  for (int64_t i = 1; i < n; i++) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+MOE_FN float moe_sum_(const float *x, int64_t n) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; i++) sum = sum + x[i];
+  return sum;
+}
+
+/* y = e^(x - the largest x); the return value is their sum, by which they are yet to be divided. */
+MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
+  kernels->exp_row(y, x, moe_largest_(x, n), n);
+  return moe_sum_(y, n);
+}
+
+MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
+  const float sum = moe_softmax_terms_(kernels, y, x, n);
+  for (int64_t i = 0; i < n; i++) y[i] = y[i] / sum;
+}
+
+/* A dtype field's meaning: DEFAULT is the function's own. */
+MOE_INLINE moe_dtype moe_router_dtype_(moe_dtype field, moe_dtype own) { return field == MOE_DTYPE_DEFAULT ? own : field; }
+
+/* A given workspace in a table of tensors: nothing else may lie in it. */
+MOE_INLINE moe_tensor_ moe_workspace_tensor_(void *workspace, size_t bytes) {
+  const moe_tensor_ tensor = {"workspace", workspace, bytes < (size_t)MOE_SIZE_MAX_ ? (int64_t)bytes : MOE_SIZE_MAX_, 1, MOE_OUTPUT_OPTIONAL};
+  return tensor;
+}
+
+#endif

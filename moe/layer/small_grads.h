@@ -1,0 +1,77 @@
+/* Stages: the gradients that are no matrix products, of the affinities and of the down bias. */
+#ifndef MOE_LAYER_SMALL_GRADS_H
+#define MOE_LAYER_SMALL_GRADS_H
+
+typedef struct moe_small_grads_ {
+  const moe_blockwise_ *call;
+  const char *output_grad;     /* dY [T,H] */
+  const float *dot;            /* [rows, dots] shares of dA, or NULL: all dA are 0 */
+  int64_t dots;
+  const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
+  int bias_term;               /* add <dY, b_d> to the shares */
+  char *affinity_grad;         /* [T*E], or NULL */
+  char *down_bias_grad;        /* [E,H], or NULL */
+  moe_dtype bias_dtype;
+  uint32_t accumulate;
+} moe_small_grads_;
+
+/* Contract 4's dot product of two stored rows. */
+MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const char *a, moe_dtype b_dtype, const char *b, int64_t n) {
+  float sum = 0.0f, x[MOE_PANEL], y[MOE_PANEL];
+  for (int64_t i = 0; i < n; i += MOE_PANEL) {
+    const int64_t count = moe_min_(MOE_PANEL, n - i);
+    kernels->load_row[a_dtype](x, a + i * moe_dtype_bytes_(a_dtype), count);
+    kernels->load_row[b_dtype](y, b + i * moe_dtype_bytes_(b_dtype), count);
+    sum = sum + kernels->dot(x, y, count);
+  }
+  return sum;
+}
+
+MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t expert, int64_t row) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const char *output_grad = stage->output_grad + call->plan.token[row] * l->H * call->size;
+  if (stage->down_checkpoint)
+    return moe_dot_rows_(&call->kernels, call->dtype, output_grad, call->checkpoint_dtype,
+                         stage->down_checkpoint + call->plan.slot[row] * l->H * call->checkpoint_size, l->H);
+  float sum = 0.0f;
+  for (int64_t i = 0; i < stage->dots && stage->dot; i++) sum = sum + stage->dot[row * stage->dots + i];
+  if (stage->bias_term)
+    sum = sum + moe_dot_rows_(&call->kernels, call->dtype, output_grad, call->dtype, (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
+  return sum;
+}
+
+/* Work item: one expert's column of the affinity gradient; pairs that occur twice add up before the one rounding. */
+MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, int64_t lane_index) {
+  const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
+  const moe_blockwise_ *call = stage->call;
+  const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
+  float *column = moe_lane_at_(call, lane_index).sum;
+  memset(column, 0, (size_t)call->layer.T * sizeof *column);
+  for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++)
+    column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
+  for (int64_t t = 0; t < call->layer.T; t++)
+    moe_store_sum_(call, stage->affinity_grad + (t * call->layer.E + expert) * size, call->affinity_dtype, column + t, 1,
+                   (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
+}
+
+/* Work item: 64 columns of one expert's down bias gradient, the sum of a*dY. */
+MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, int64_t lane_index) {
+  const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
+  const moe_blockwise_ *call = stage->call;
+  const moe_blockwise_layer *l = &call->layer;
+  const int scaled = moe_post_scaled_(&l->config);
+  float sum[MOE_PANEL] = {0}, x[MOE_PANEL];
+  int64_t expert, panel;
+  (void)lane_index;
+  moe_split_item_(call, item, moe_ceil_div_(l->H, MOE_PANEL), &expert, &panel);
+  const int64_t h0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->H - h0);
+  for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++) {
+    call->kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
+    call->kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
+  }
+  moe_store_sum_(call, stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype, sum, n,
+                 (stage->accumulate & MOE_ACCUMULATE_DOWN_BIAS_GRAD) != 0);
+}
+
+#endif
