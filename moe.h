@@ -43,13 +43,16 @@
         in the order the prototypes' comments give. The caller's rounding and flush modes are saved and restored.
      3. Operands of products: tensors as stored; intermediates (m, dg, du, a*m) are rounded to bf16 in _bf16 functions
         and kept in binary32 in _f32 and _fp16 functions.
-     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32, rounded once on
-        storing. Weight and bias gradients run over an expert's rows in block order. Dot products of two rows (affinity
-        gradients) use 16 interleaved chains, added pairwise: lanes 8 apart, 4 apart, 2 apart, 1 apart.
+     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32; a value to accumulate
+        onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients sum, over an
+        expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two rows in affinity
+        gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise (lanes 8 apart, 4, 2, 1);
+        <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's operand is a*dg, a*du, rounded once.
      5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
         (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00).
      6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR * 2^-24,
-        for every finite x with |x| <= 2^60. exp is within 1 ulp.
+        for every finite x with |x| <= 2^60; relu and identity are exact, squared_relu is one rounding. exp is within 1 ulp,
+        log and log(1+y) within 2 ulp.
 
    ERROR CONTRACT
      Every function returns a moe_status. On an error no output has been written, and ctx->message holds one sentence that
@@ -63,6 +66,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* <complex.h> makes I a macro; here it is the intermediate size. (Callers that use both undefine one of them.) */
+#pragma push_macro("I")
+#undef I
 
 #define MOE_VERSION_MAJOR 0
 #define MOE_VERSION_MINOR 1
@@ -203,8 +210,8 @@ typedef struct moe_router_config {
 } moe_router_config;
 
 /* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The K
-   experts with the largest selection value (z without a selection bias, which gives the same order; s + selection_bias
-   with one) are taken in descending order; ties go to the lower id, NaN comes last. Weights w = s at the K experts,
+   experts with the largest selection value (z without a selection bias, which gives the same order; with one s +
+   selection_bias, where s is taken over all E, or z + selection_bias for a softmax after the top-k) are taken in descending order; ties go to the lower id, NaN comes last. Weights w = s at the K experts,
    renormalised and scaled. Sums run in ascending expert id (all E) or selection order (K).
    Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
    topk_routing_with_score_function.
@@ -407,8 +414,9 @@ typedef struct moe_blockwise_mm_fwd_args {
                                   or, not accumulating, [T,H]; the others [T+1,H] (row T zero), with skip_token [T,H] */
   int not_accumulating;        /* is_tensor_update_accumulating=False */
   int accumulate_output;       /* 1: output += instead of output = */
-  void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; padding columns 0 */
-  void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); padding rows 0 */
+  void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; 0 in idle blocks, for padding and
+                                  superseded rows, and in the gate half with skip_gate */
+  void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); 0 likewise */
   void *output;
   void *workspace;
   size_t workspace_bytes;
@@ -490,6 +498,8 @@ moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float
 #ifdef __cplusplus
 }
 #endif
+
+#pragma pop_macro("I")
 
 #endif /* MOE_H */
 

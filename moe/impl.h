@@ -2,6 +2,9 @@
 #ifndef MOE_IMPL_H
 #define MOE_IMPL_H
 
+#pragma push_macro("I") /* see moe.h */
+#undef I
+
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -70,6 +73,13 @@ MOE_TARGET_END
 #include "kernel/product.h"
 
 #include "layer/convert.h"
+#include "layer/router_select.h"
+#include "layer/router_score.h"
+#include "layer/router_linear.h"
+#include "layer/router.h"
+#include "layer/router_bwd.h"
+#include "layer/router_loss.h"
+#include "layer/route_blocks.h"
 #include "layer/activation.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
@@ -83,5 +93,7 @@ MOE_TARGET_END
 #include "layer/blockwise_bwd.h"
 
 MOE_EXACT_END
+
+#pragma pop_macro("I")
 
 #endif

@@ -2,10 +2,11 @@
    forward, backward and its router part, conversions and activations. Whatever the compiler, its flags, the instruction
    set, the number of threads and the byte order, the lines printed must be the same. Needs libc and libm only.
 
-     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large]
+     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large] [--probe]
 
    --threads N with N > 1 hands the work out in a random order, to real threads where it is compiled with
-   BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA. */
+   BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA;
+   --probe only asks that. */
 #ifndef BITS_HASH_THREADS
 #define MOE_TEST_NO_THREADS
 #endif
@@ -47,14 +48,12 @@ static void add_problem(struct settings *set, const struct problem_options *o, u
 static void hash_layers(struct settings *set, moe_dtype dtype) {
   uint64_t hash[PROBLEM_OP_COUNT] = {0};
   uint64_t seed = 1;
-  for (int activation = 0; activation < MOE_ACT_COUNT_; activation++) {
-    for (int mode = MOE_AFFINITY_POST_SCALE; mode <= MOE_AFFINITY_ON_I; mode++) {
-      struct problem_options o = problem_options_random(seed++, dtype);
-      o.layer.activation = (moe_activation)activation;
-      o.layer.affinity_mode = (moe_affinity_mode)mode;
-      problem_options_settle(&o);
-      add_problem(set, &o, hash);
-    }
+  for (int i = 0; i < 4 * MOE_ACT_COUNT_ * (MOE_AFFINITY_ON_I + 1); i++) {
+    struct problem_options o = problem_options_random(seed++, dtype);
+    o.layer.activation = (moe_activation)(i % MOE_ACT_COUNT_);
+    o.layer.affinity_mode = (moe_affinity_mode)(i / MOE_ACT_COUNT_ % (MOE_AFFINITY_ON_I + 1));
+    problem_options_settle(&o);
+    add_problem(set, &o, hash);
   }
   for (int i = 0; i < (set->large ? 2 : 0); i++) {
     struct problem_options o = problem_options_random(seed++, dtype);
@@ -121,6 +120,7 @@ int main(int argc, char **argv) {
       set.large = 1;
       continue;
     }
+    if (strcmp(argv[i], "--probe") == 0) return 0;
     if (strcmp(argv[i], "--isa") == 0) {
       if (!limit_isa(value)) return 77;
     } else if (strcmp(argv[i], "--threads") == 0) {
@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "--schedule") == 0) {
       set.ctx.schedule = (moe_schedule)strtol(value, NULL, 10);
     } else {
-      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large]\n");
+      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large] [--probe]\n");
       return 2;
     }
     i++;

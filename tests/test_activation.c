@@ -1,6 +1,6 @@
 /* test_activation: contract 6. Every activation and derivative on a dense sample of all floats against double precision
-   libm, whose own error (an ulp of a double, 2^-52) is nothing beside the bound (8 * 2^-24); every instruction set gives
-   the same bits as the scalar one on every float tried, NaN and infinity included. MOE_TEST_LONG=1 tries all 2^32. */
+   libm, whose own error (an ulp of a double, 2^-52) is nothing beside the bound (8 * 2^-24); every instruction set
+   gives the same bits as the scalar one on every float tried, NaN and infinity included. MOE_TEST_LONG=1 tries all. */
 #include "support/test.h"
 
 #include <math.h>
@@ -79,8 +79,8 @@ static uint32_t bits_of(float x) {
 static int is_nan_bits(uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 
 static void fail_at(const struct activation_case *c, float x, const char *what, float value, double wanted) {
-  fail_msg("%s %s: %a instead of %a\nrepro: activation=%d alpha=%a x=%a (0x%08x) isa=scalar", c->name, what, (double)value,
-           wanted, (int)c->activation, (double)c->alpha, (double)x, (unsigned)bits_of(x));
+  fail_msg("%s %s: %a instead of %a\nrepro: activation=%d alpha=%a x=%a (0x%08x) isa=scalar", c->name, what,
+           (double)value, wanted, (int)c->activation, (double)c->alpha, (double)x, (unsigned)bits_of(x));
 }
 
 /* The scalar results y, dy at x against the exact ones. */

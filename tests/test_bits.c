@@ -1,10 +1,34 @@
-/* test_bits: contract "the same bits from every instruction set and thread count", in one process: random training steps
+/* test_bits: "the same bits from every instruction set and thread count", in one process: random training steps
    (router, losses, route_blocks, forward, backward) against the scalar kernels on one thread, to the bit; and a token's
    results do not depend on the batch it is in, nor on its place there. */
 #include "support/test.h"
 
+#include <fenv.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "support/pool.h"
 #include "support/problem.h"
+
+/* Flush-to-zero and denormals-are-zero, where the machine has such modes. Returns whether they are now on. */
+static int test_flush_subnormals(int on) {
+#if defined(__SSE2__)
+  _mm_setcsr((_mm_getcsr() & ~0x8040u) | (on ? 0x8040u : 0u));
+  return on;
+#else
+  (void)on;
+  return 0;
+#endif
+}
+
+static int test_flushes_subnormals(void) {
+#if defined(__SSE2__)
+  return (_mm_getcsr() & 0x8040u) == 0x8040u;
+#else
+  return 0;
+#endif
+}
 
 enum pool_kind { POOL_NONE, POOL_RANDOM_ORDER, POOL_THREADS, POOL_KINDS };
 
@@ -58,8 +82,9 @@ static void assert_same(const struct problem *reference, const struct problem *p
     if (at < 0) continue;
     char text[400];
     problem_describe(p, NULL, text, sizeof text);
-    fail_msg("%s[%lld] of %lld differs from scalar on one thread\nrepro: %s pool=%d num_threads=%d schedule=%d", t->name,
-             (long long)(at / t->element), (long long)t->count, text, (int)v.pool, (int)v.threads, (int)v.schedule);
+    fail_msg("%s[%lld] of %lld differs from scalar on one thread\nrepro: %s pool=%d num_threads=%d schedule=%d",
+             t->name, (long long)(at / t->element), (long long)t->count, text, (int)v.pool, (int)v.threads,
+             (int)v.schedule);
   }
 }
 
@@ -82,7 +107,7 @@ static void check_variants(const struct problem_options *o, int64_t first, int64
 /* Many problems, each in a few of the 180 ways; the step is coprime to their number, so all get their turn. */
 static void test_random_problems(void **state) {
   moe_dtype dtype = *(const moe_dtype *)*state;
-  int64_t problems = test_cases(400, 12);
+  int64_t problems = test_cases(300, 12);
   for (int64_t i = 0; i < problems; i++) {
     struct problem_options o = problem_options_random(1000 + (uint64_t)i, dtype);
     check_variants(&o, i * 7, 8, 67);
@@ -111,7 +136,9 @@ static const int token_outputs[] = {PT_LOGITS, PT_EXPERT_INDEX, PT_EXPERT_WEIGHT
 static const enum problem_op token_ops[] = {PROBLEM_ROUTER, PROBLEM_ROUTE_BLOCKS, PROBLEM_FORWARD, PROBLEM_BACKWARD,
                                             PROBLEM_ROUTER_BACKWARD};
 
-static size_t row_bytes(const struct problem *p, int tensor) { return problem_tensor_bytes(p, tensor) / (size_t)p->o.T; }
+static size_t row_bytes(const struct problem *p, int tensor) {
+  return problem_tensor_bytes(p, tensor) / (size_t)p->o.T;
+}
 
 static void run_token_ops(const struct problem *p) {
   moe_context ctx = {0};
@@ -136,8 +163,8 @@ static void check_selection(const struct problem *whole, const int64_t *tokens, 
     int id = token_outputs[i];
     size_t row = row_bytes(whole, id);
     for (int64_t t = 0; t < n; t++) {
-      int64_t at = first_difference(part.tensor[id].data + (size_t)t * row, whole->tensor[id].data + (size_t)tokens[t] * row, row);
-      if (at < 0) continue;
+      const unsigned char *expected = whole->tensor[id].data + (size_t)tokens[t] * row;
+      if (first_difference(part.tensor[id].data + (size_t)t * row, expected, row) < 0) continue;
       char text[400];
       problem_describe(whole, NULL, text, sizeof text);
       fail_msg("%s: token %lld differs in a batch of %lld\nrepro: %s", whole->tensor[id].name, (long long)tokens[t],
@@ -206,13 +233,39 @@ static void test_num_threads_is_the_most(void **state) {
   assert_true(problem_open(&p, &o, NULL, NULL));
   for (size_t i = 1; i < THREAD_COUNTS; i++) {
     struct counting_pool pool = {0, 0};
-    moe_context ctx = {.parallel_for = counting_parallel_for, .parallel_for_user = &pool, .num_threads = thread_counts[i]};
+    moe_context ctx = {
+        .parallel_for = counting_parallel_for, .parallel_for_user = &pool, .num_threads = thread_counts[i]};
     enum problem_op op;
     assert_int_equal(problem_run_all(&p, &ctx, &op), MOE_OK);
     assert_true(pool.calls > 0);
     assert_in_range(pool.most, 2, thread_counts[i]);
   }
   problem_close(&p, NULL, NULL);
+}
+
+/* Contract 2: the caller's rounding and flush modes neither change a result nor are they changed. */
+static void test_caller_modes(void **state) {
+  static const int rounding[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  (void)state;
+  for (int64_t i = 0; i < test_cases(48, 12); i++) {
+    struct problem_options o = problem_options_random(90000 + (uint64_t)i, (moe_dtype)(1 + i % 3));
+    struct problem reference, p;
+    assert_true(problem_open(&reference, &o, NULL, NULL) && problem_open(&p, &o, NULL, NULL));
+    struct variant v = variant_number(i * 41 % VARIANTS);
+    run_variant(&reference, (struct variant){.isa = MOE_ISA_SCALAR, .threads = 1});
+    if (!test_use_isa(v.isa)) continue;
+    fesetround(rounding[i / 3 % 4]);
+    int flush = test_flush_subnormals(i % 2 == 1);
+    run_variant(&p, v);
+    int still = fegetround() == rounding[i / 3 % 4] && test_flushes_subnormals() == flush;
+    fesetround(FE_TONEAREST);
+    test_flush_subnormals(0);
+    if (!still) fail_msg("the caller's modes changed\nrepro: seed=%lld", (long long)(90000 + i));
+    assert_same(&reference, &p, v);
+    test_use_best_isa();
+    problem_close(&reference, NULL, NULL);
+    problem_close(&p, NULL, NULL);
+  }
 }
 
 int main(void) {
@@ -223,7 +276,7 @@ int main(void) {
   }
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_token_alone),
-      EACH_DTYPE(test_permuted_tokens), cmocka_unit_test(test_num_threads_is_the_most),
+      EACH_DTYPE(test_permuted_tokens), cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);
 }

@@ -195,8 +195,8 @@ static void check_decode(const struct format *f) {
         expected |= (i & 0x8000u) << 16;
       }
       if (actual[i] != expected)
-        fail_msg("repro: isa=%s %s code 0x%04x: 0x%08x instead of 0x%08x", moe_isa_name((moe_isa)isa), f->name, (unsigned)i,
-                 (unsigned)actual[i], (unsigned)expected);
+        fail_msg("repro: isa=%s %s code 0x%04x: 0x%08x instead of 0x%08x", moe_isa_name((moe_isa)isa), f->name,
+                 (unsigned)i, (unsigned)actual[i], (unsigned)expected);
     }
   }
   test_use_best_isa();

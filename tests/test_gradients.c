@@ -2,15 +2,9 @@
    its forward: Im L(p + ih)/h with h = 1e-150 has no cancellation and no truncation error worth the name, so both sides
    agree to rounding. L = <dY, layer(x, router(x))> + load balance loss + z-loss with a random dY; every parameter tensor
    is checked entry by entry, the router's logits among them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "reference/complex.h"
 #include "support/cases.h"
+#include "support/test.h"
 
 enum { CONFIGURATIONS = 3000, ENTRIES = 24 }; /* ENTRIES: the most that are checked of one tensor in one configuration */
 
@@ -164,14 +158,14 @@ static void problem_free(problem *p) {
   test_case_free(&p->c);
 }
 
-/* What 1e-12 is relative to: the tensor's largest gradient, but never less than 1/1000 of the largest of all tensors (the
+/* What 1e-12 is relative to: the tensor's largest gradient, but never less than 1/100 of the largest of all tensors (the
    entries of a tensor may all be differences of the larger numbers that another tensor's gradient consists of; a
    softmax over one expert has gradient 0 only up to rounding). */
 static double scale_of(const problem *p, int parameter) {
   double own = 0, all = 0;
   for (int64_t i = 0; i < p->begin[PARAMETERS]; ++i) all = fmax(all, fabs(p->grad[i]));
   for (int64_t i = p->begin[parameter]; i < p->begin[parameter + 1]; ++i) own = fmax(own, fabs(p->grad[i]));
-  return fmax(own, all / 1000);
+  return fmax(own, all / 100);
 }
 
 /* The largest relative difference seen, over a sample of the entries of each tensor. */
@@ -183,7 +177,7 @@ static double check_problem(problem *p, double complex *value) {
     double scale = scale_of(p, parameter);
     for (int64_t i = step > 1 ? test_random_range(&p->c.rng, 0, step - 1) : 0; i < count; i += step) {
       double analytic = p->grad[begin + i];
-      value[begin + i] = CMPLX(p->value[begin + i], STEP);
+      value[begin + i] = ref_complex(p->value[begin + i], STEP);
       double derivative = cimag(loss_complex(p, value)) / STEP;
       value[begin + i] = p->value[begin + i];
       int without = (parameter == BGU && !p->c.layer.gate_and_up_proj_bias) || (parameter == BD && !p->c.layer.down_proj_bias);

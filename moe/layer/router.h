@@ -7,6 +7,7 @@ typedef struct moe_router_ {
   const moe_router_topk_args *args;
   moe_kernels kernels;
   moe_dtype dtype;
+  int product; /* logits are to be computed */
   moe_router_weight_ weight;
   char *lanes;
   int64_t lane_bytes;
@@ -23,8 +24,8 @@ typedef struct moe_router_lane_ {
 MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_arena_ *arena) {
   const moe_router_topk_args *args = router->args;
   moe_router_lane_ lane;
-  lane.c = (float *)moe_take_(arena, args->hidden_states ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
-  lane.scratch = (float *)moe_take_(arena, args->hidden_states ? MOE_PRODUCT_SCRATCH_ : 0);
+  lane.c = (float *)moe_take_(arena, router->product ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
+  lane.scratch = (float *)moe_take_(arena, router->product ? MOE_PRODUCT_SCRATCH_ : 0);
   lane.scores = (float *)moe_take_(arena, args->E * 4);
   lane.values = (float *)moe_take_(arena, args->E * 4);
   lane.z = (float *)moe_take_(arena, args->K * 4);
@@ -37,7 +38,7 @@ MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_a
 MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t lanes) {
   moe_arena_ one = {NULL, 0};
   router->weight.panels = NULL;
-  if (router->args->hidden_states) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
+  if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
   moe_router_lane_layout_(router, &one);
   router->lane_bytes = one.used;
   router->lanes = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
@@ -110,7 +111,7 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, int64_t lane_number) {
   moe_arena_ memory = {router->lanes + lane_number * router->lane_bytes, 0};
   const moe_router_lane_ lane = moe_router_lane_layout_(router, &memory);
   const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
-  if (args->hidden_states) {
+  if (router->product) {
     const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, (const char *)args->router_bias, 0};
     moe_left_ left;
     moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows);
@@ -119,14 +120,11 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, int64_t lane_number) {
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
 }
 
-MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, int sizes_only) {
-  const int64_t size = moe_dtype_bytes_(dtype), T = args->T, E = args->E, H = args->hidden_states ? args->H : 1;
+MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized, int sizes_only) {
+  const moe_router_topk_args *args = router->args;
+  const int product = router->product;
+  const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
   const int64_t picked = moe_mul3_(T, args->K, 4);
-  const int product = args->hidden_states != NULL;
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", T));
-  MOE_TRY(moe_check_positive_(ctx, "H", H));
-  MOE_TRY(moe_check_router_(ctx, &args->config, E, args->K));
   const moe_tensor_ tensor[] = {
       {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
       {"router_weight", product ? args->router_weight : NULL, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
@@ -136,7 +134,7 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_topk_args
       {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
       {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
       {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
-      moe_workspace_tensor_(args->workspace, args->workspace_bytes),
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
@@ -146,16 +144,22 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
   if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_router_check_(ctx, args, dtype, sizes_only));
   router.args = args;
   router.kernels = moe_kernels_();
   router.dtype = dtype;
+  /* A size is asked for before there are tensors: then H tells. */
+  router.product = args->hidden_states || (sizes_only && args->H > 0);
   router.weight = (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
+  if (router.product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   moe_router_layout_(&router, &sized, moe_lanes_(ctx));
+  MOE_TRY(moe_router_check_(ctx, &router, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
   moe_router_layout_(&router, &arena, moe_lanes_(ctx));
-  const moe_work_ pack = {args->hidden_states ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight};
+  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight};
   const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROWS_MAX), moe_router_item_, &router};
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);

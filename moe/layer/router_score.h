@@ -33,11 +33,16 @@ MOE_INLINE int moe_softmax_over_all_(const moe_router_config *config) {
   return config->score_function == MOE_SCORE_SOFTMAX && config->score_order == MOE_SCORE_BEFORE_TOPK;
 }
 
-/* The largest of n; a NaN may be passed over, as it makes every softmax a NaN anyway. */
+/* The largest of n, in chains that do not wait for each other. A NaN may be passed over, as it makes every softmax a NaN. */
 MOE_FN float moe_largest_(const float *x, int64_t n) {
-  float largest = x[0];
-  for (int64_t i = 1; i < n; i++) largest = x[i] > largest ? x[i] : largest;
-  return largest;
+  float chain[8];
+  int64_t at = 0;
+  for (int i = 0; i < 8; i++) chain[i] = x[0];
+  for (; at + 8 <= n; at += 8)
+    for (int i = 0; i < 8; i++) chain[i] = x[at + i] > chain[i] ? x[at + i] : chain[i];
+  for (; at < n; at++) chain[0] = x[at] > chain[0] ? x[at] : chain[0];
+  for (int i = 1; i < 8; i++) chain[0] = chain[i] > chain[0] ? chain[i] : chain[0];
+  return chain[0];
 }
 
 MOE_FN float moe_sum_(const float *x, int64_t n) {
@@ -60,10 +65,10 @@ MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, i
 /* A dtype field's meaning: DEFAULT is the function's own. */
 MOE_INLINE moe_dtype moe_router_dtype_(moe_dtype field, moe_dtype own) { return field == MOE_DTYPE_DEFAULT ? own : field; }
 
-/* A given workspace in a table of tensors: nothing else may lie in it. */
-MOE_INLINE moe_tensor_ moe_workspace_tensor_(void *workspace, size_t bytes) {
-  const moe_tensor_ tensor = {"workspace", workspace, bytes < (size_t)MOE_SIZE_MAX_ ? (int64_t)bytes : MOE_SIZE_MAX_, 1, MOE_OUTPUT_OPTIONAL};
-  return tensor;
+/* H x E elements, with room for rounding H up. */
+MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {
+  MOE_TRY(moe_check_positive_(ctx, "H", H));
+  return moe_mul3_(H, E, 8) >= 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "H", "times E overflows the address space");
 }
 
 #endif

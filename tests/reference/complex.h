@@ -4,15 +4,23 @@
 
 #include <complex.h>
 #undef I /* a size of the layer */
+#include <string.h>
 
 #include "reference/real.h"
+
+static inline double complex ref_complex(double real, double imaginary) { /* CMPLX, which not every compiler has */
+  const double parts[2] = {real, imaginary};
+  double complex z;
+  memcpy(&z, parts, sizeof z);
+  return z;
+}
 
 /* These two are exact for an infinitesimal imaginary part, which is all they are used with. */
 static inline double complex ref_erf_c64(double complex z) {
   double x = creal(z);
-  return CMPLX(erf(x), cimag(z) * 2 / sqrt(REF_PI) * exp(-x * x));
+  return ref_complex(erf(x), cimag(z) * 2 / sqrt(REF_PI) * exp(-x * x));
 }
-static inline double complex ref_log1p_c64(double complex z) { return CMPLX(log1p(creal(z)), cimag(z) / (1 + creal(z))); }
+static inline double complex ref_log1p_c64(double complex z) { return ref_complex(log1p(creal(z)), cimag(z) / (1 + creal(z))); }
 
 #define REAL double complex
 #define REF(name) name##_c64

@@ -56,16 +56,15 @@ static inline void REF(row_fwd)(const moe_blockwise_layer *l, const REF(tensors)
   }
 }
 
-/* y [T,H] += the layer; rows: [N,B,...], those of padding and idle blocks stay as they are. */
+/* y [T,H] += the layer; rows: [N,B,...], those of padding, idle blocks and rows that do not count stay as they are. */
 static inline void REF(layer_fwd)(const moe_blockwise_layer *l, int not_accumulating, const REF(tensors) *p,
                                   const REF(rows) *rows, REAL *y) {
   for (int64_t b = 0; b < l->N; ++b)
     for (int64_t r = 0, e = ref_block_expert(l, b); e >= 0 && r < l->B; ++r) {
       int64_t t = ref_row_token(l, b, r);
-      if (t < 0) continue;
+      if (!ref_row_counts(l, not_accumulating, b, r)) continue;
       REF(rows) row = REF(row)(l, rows, b, r);
       REF(row_fwd)(l, p, e, t, &row);
-      if (!ref_row_counts(l, not_accumulating, b, r)) continue;
       REAL a = ref_scales_output(&l->config) ? p->affinity[t * l->E + e] : 1;
       for (int64_t h = 0; h < l->H; ++h) y[t * l->H + h] += a * row.d[h];
     }

@@ -11,14 +11,22 @@ typedef struct test_limits { /* the largest sizes a case may have */
   int64_t T, H, I, E, K, B;
 } test_limits;
 
-/* What the layer reads besides its weights, and what it writes. */
+/* The backward's outputs, in the order of the MOE_ACCUMULATE_ bits. */
+enum { TEST_DX, TEST_DA, TEST_DWGU, TEST_DWD, TEST_DBGU, TEST_DBD, TEST_GRADIENTS };
+static const char *const test_gradient_name[TEST_GRADIENTS] = {
+    "hidden_states_grad",    "expert_affinities_masked_grad", "gate_up_proj_weight_grad",
+    "down_proj_weight_grad", "gate_and_up_proj_bias_grad",    "down_proj_bias_grad"};
+
 typedef struct test_case {
   uint64_t seed;
   uint64_t rng;
   moe_dtype dtype;
   moe_blockwise_layer layer;
   int64_t K;
-  int not_accumulating, accumulate_output, keep_down_checkpoint, recompute;
+  int dropping, not_accumulating, accumulate_output, keep_down_checkpoint, recompute;
+  uint32_t omit; /* bits: gradients that are not asked for */
+  moe_cte_spec spec;
+  int64_t block_tile_size;
   uint32_t accumulate;
   moe_affinity_option affinity_option;
   moe_shard_option shard_option;
@@ -28,7 +36,10 @@ typedef struct test_case {
   /* inputs */
   test_tensor x, affinity, wgu, wd, bgu, bd, dy;
   /* outputs: forward, then backward */
-  test_tensor y, gate_up, down, dx, da, dwgu, dwd, dbgu, dbd;
+  test_tensor y, gate_up, down;
+  test_tensor grad[TEST_GRADIENTS];
+  /* what y and grad hold before the call */
+  test_tensor y_start, grad_start[TEST_GRADIENTS];
 } test_case;
 
 static inline const char *test_activation_name(moe_activation activation) {
@@ -48,14 +59,14 @@ static inline const char *test_case_describe(const test_case *c, moe_isa isa, in
            "case seed 0x%" PRIx64 " dtype %s isa %s threads %d | T %" PRId64 " H %" PRId64 " I %" PRId64 " E %" PRId64 " K %" PRId64
            " N %" PRId64 " B %" PRId64 " | act %s alpha %g up_offset %g skip_gate %d clamp %u [%g %g %g %g] affinity_mode %d | "
            "bias %d%d conditions %d skip_token %d affinity %s checkpoint %s weight_grad %s not_accumulating %d "
-           "accumulate_output %d accumulate 0x%x down_checkpoint %d affinity_option %d recompute %d schedule %d",
+           "accumulate_output %d accumulate 0x%x omit 0x%x down_checkpoint %d affinity_option %d recompute %d schedule %d spec %d",
            c->seed, test_dtype_name(c->dtype), moe_isa_name(isa), threads, l->T, l->H, l->I, l->E, c->K, l->N, l->B,
            test_activation_name(o->activation), (double)o->alpha, (double)o->up_offset, o->skip_gate, (unsigned)o->clamp,
            (double)o->gate_clamp_upper_limit, (double)o->gate_clamp_lower_limit, (double)o->up_clamp_upper_limit,
            (double)o->up_clamp_lower_limit, (int)o->affinity_mode, l->gate_and_up_proj_bias != NULL, l->down_proj_bias != NULL,
            l->conditions != NULL, l->skip_token, test_dtype_name(l->affinity_dtype), test_dtype_name(l->checkpoint_dtype),
            test_dtype_name(c->weight_grad_dtype), c->not_accumulating, c->accumulate_output, (unsigned)c->accumulate,
-           c->keep_down_checkpoint, (int)c->affinity_option, c->recompute, (int)c->schedule);
+           (unsigned)c->omit, c->keep_down_checkpoint, (int)c->affinity_option, c->recompute, (int)c->schedule, (int)c->spec);
   return text;
 }
 
@@ -90,27 +101,22 @@ static inline void test_swap_blocks(test_case *c, int64_t a, int64_t b) {
   c->experts[a] = c->experts[b], c->experts[b] = e;
 }
 
-/* Blocks of one expert each, some left over (all padding, or of the expert that does nothing), in a random order, with
-   the padding anywhere in a block. */
-static inline void test_route_case(test_case *c) {
+/* An expert's tokens into its blocks from block b on; rows beyond `blocks` blocks are dropped. */
+static inline void test_route_expert(test_case *c, int64_t e, int64_t b, int64_t blocks) {
+  const moe_blockwise_layer *l = &c->layer;
+  for (int64_t i = 0, row = 0; i < l->T * c->K && row < blocks * l->B; ++i)
+    if (c->chosen[i] == e) c->ids[b * l->B + row++] = (int32_t)(i / c->K);
+  for (int64_t i = 0; i < blocks; ++i) c->experts[b + i] = (int32_t)e;
+}
+
+/* Blocks of one expert each, and some left over: all padding, or of the expert that does nothing. */
+static inline void test_route_dropless(test_case *c) {
   moe_blockwise_layer *l = &c->layer;
-  int32_t padding = l->skip_token ? -1 : (int32_t)l->T;
-  int64_t b = 0, N = 0;
-  test_route_tokens(c, !c->not_accumulating && test_with(&c->rng, 0.15));
-  for (int64_t e = 0; e < l->E; ++e) N += (test_route_rows(c, e) + l->B - 1) / l->B;
-  l->N = N + test_random_range(&c->rng, N == 0, 2);
-  c->ids = malloc((size_t)(l->N * l->B) * sizeof *c->ids);
-  c->experts = malloc((size_t)l->N * sizeof *c->experts);
-  for (int64_t i = 0; i < l->N * l->B; ++i) c->ids[i] = padding;
+  int64_t b = 0;
   for (int64_t e = 0; e < l->E; ++e) {
-    int64_t row = 0;
-    for (int64_t i = 0; i < l->T * c->K; ++i) {
-      if (c->chosen[i] != e) continue;
-      c->ids[(b + row / l->B) * l->B + row % l->B] = (int32_t)(i / c->K);
-      c->experts[b + row / l->B] = (int32_t)e;
-      ++row;
-    }
-    b += (row + l->B - 1) / l->B;
+    int64_t blocks = (test_route_rows(c, e) + l->B - 1) / l->B;
+    test_route_expert(c, e, b, blocks);
+    b += blocks;
   }
   for (; b < l->N; ++b) {
     int nothing = test_with(&c->rng, 0.5);
@@ -119,18 +125,33 @@ static inline void test_route_case(test_case *c) {
   }
   if (test_with(&c->rng, 0.5))
     for (int64_t i = l->N - 1; i > 0; --i) test_swap_blocks(c, i, test_random_range(&c->rng, 0, i));
-  for (int64_t i = 0; i < l->N && test_with(&c->rng, 0.7); ++i) { /* move the last row's padding forward */
-    int64_t r = test_random_range(&c->rng, 0, l->B - 1);
-    int32_t id = c->ids[i * l->B + r];
-    c->ids[i * l->B + r] = c->ids[i * l->B + l->B - 1], c->ids[i * l->B + l->B - 1] = id;
+}
+
+/* The metadata: blocks in any order, padding anywhere in a block, some blocks switched off. */
+static inline void test_route_case(test_case *c) {
+  moe_blockwise_layer *l = &c->layer;
+  int64_t N = 0;
+  test_route_tokens(c, !c->not_accumulating && test_with(&c->rng, 0.15));
+  for (int64_t e = 0; e < l->E; ++e) N += (test_route_rows(c, e) + l->B - 1) / l->B;
+  l->N = c->dropping ? l->E : N + test_random_range(&c->rng, N == 0, 2);
+  c->ids = malloc((size_t)(l->N * l->B) * sizeof *c->ids);
+  c->experts = malloc((size_t)l->N * sizeof *c->experts);
+  for (int64_t i = 0; i < l->N * l->B; ++i) c->ids[i] = l->skip_token ? -1 : (int32_t)l->T;
+  for (int64_t e = 0; e < l->E && c->dropping; ++e) test_route_expert(c, e, e, 1);
+  if (!c->dropping) test_route_dropless(c);
+  for (int64_t i = 0; i < l->N && test_with(&c->rng, 0.7); ++i) { /* the last row, often padding, changes places */
+    int64_t r = test_random_range(&c->rng, 0, l->B - 1), at = i * l->B + r, last = (i + 1) * l->B - 1;
+    int32_t id = c->ids[at];
+    c->ids[at] = c->ids[last], c->ids[last] = id;
   }
   l->token_position_to_id = c->ids;
-  l->block_to_expert = c->experts;
+  l->block_to_expert = c->dropping ? NULL : c->experts;
   if (test_with(&c->rng, 0.4)) {
     c->conditions = malloc((size_t)(l->N + 1) * sizeof *c->conditions);
     for (int64_t i = 0; i <= l->N; ++i) c->conditions[i] = i < l->N && !test_with(&c->rng, 0.15);
     l->conditions = c->conditions;
   }
+  c->spec = c->dropping ? MOE_CTE_SHARD_ON_I_DROPPING : (moe_cte_spec)test_random_range(&c->rng, 0, l->conditions ? 2 : 1);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- options */
@@ -148,7 +169,10 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   l->T = test_random_range(rng, 1, most->T), l->H = test_random_range(rng, 1, most->H), l->I = test_random_range(rng, 1, most->I);
   l->E = test_random_range(rng, 1, most->E), l->B = test_random_range(rng, 1, most->B);
   c->K = test_random_range(rng, 1, most->K < l->E ? most->K : l->E);
-  l->skip_token = test_with(rng, 0.5);
+  c->dropping = test_with(rng, 0.12);
+  c->block_tile_size = test_with(rng, 0.3) ? l->B : 0;
+  c->omit = test_with(rng, 0.25) ? (uint32_t)test_random_range(rng, 0, 63) : 0;
+  l->skip_token = test_with(rng, 0.5), l->skip_weight = test_with(rng, 0.2);
   l->affinity_dtype = test_any_dtype(rng, dtype);
   l->checkpoint_dtype = test_any_dtype(rng, dtype);
   c->weight_grad_dtype = test_any_dtype(rng, dtype);
@@ -190,27 +214,31 @@ static inline moe_router_config test_router_config(uint64_t *rng) {
 /* Every tensor at its exact size, the layer's pointers set; the biases each with probability 0.6. */
 static inline void test_case_allocate(test_case *c) {
   moe_blockwise_layer *l = &c->layer;
-  moe_dtype dtype = c->dtype, wgrad = c->weight_grad_dtype;
-  int64_t x = l->T * l->H, wgu = l->E * l->H * 2 * l->I, wd = l->E * l->I * l->H, bgu = l->E * 2 * l->I, bd = l->E * l->H;
-  c->x = test_tensor_new(dtype, x), c->dy = test_tensor_new(dtype, x);
-  c->y = test_tensor_new(dtype, x), c->dx = test_tensor_new(dtype, x);
-  c->affinity = test_tensor_new(l->affinity_dtype, l->T * l->E), c->da = test_tensor_new(l->affinity_dtype, l->T * l->E);
-  c->wgu = test_tensor_new(dtype, wgu), c->dwgu = test_tensor_new(wgrad, wgu);
-  c->wd = test_tensor_new(dtype, wd), c->dwd = test_tensor_new(wgrad, wd);
-  c->bgu = test_tensor_new(dtype, bgu), c->dbgu = test_tensor_new(wgrad, bgu);
-  c->bd = test_tensor_new(dtype, bd), c->dbd = test_tensor_new(wgrad, bd);
+  int64_t size[TEST_GRADIENTS] = {l->T * l->H,        l->T * l->E,     l->E * l->H * 2 * l->I,
+                                  l->E * l->I * l->H, l->E * 2 * l->I, l->E * l->H};
+  test_tensor *input[TEST_GRADIENTS] = {&c->x, &c->affinity, &c->wgu, &c->wd, &c->bgu, &c->bd};
+  for (int i = 0; i < TEST_GRADIENTS; ++i) {
+    *input[i] = test_tensor_new(i == TEST_DA ? l->affinity_dtype : c->dtype, size[i]);
+    moe_dtype dtype = i == TEST_DA ? l->affinity_dtype : i == TEST_DX ? c->dtype : c->weight_grad_dtype;
+    c->grad[i] = test_tensor_new(dtype, size[i]);
+    c->grad_start[i] = test_tensor_new(dtype, size[i]);
+  }
+  c->dy = test_tensor_new(c->dtype, l->T * l->H);
+  c->y = test_tensor_new(c->dtype, l->T * l->H), c->y_start = test_tensor_new(c->dtype, l->T * l->H);
   c->gate_up = test_tensor_new(l->checkpoint_dtype, l->N * 2 * l->I * l->B);
   c->down = test_tensor_new(l->checkpoint_dtype, l->N * l->B * l->H);
-  l->hidden_states = c->x.data, l->expert_affinities_masked = c->affinity.data;
+  l->hidden_states = c->x.data;
+  int without_affinities = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE && test_with(&c->rng, 0.5);
+  l->expert_affinities_masked = without_affinities ? NULL : c->affinity.data;
   l->gate_up_proj_weight = c->wgu.data, l->down_proj_weight = c->wd.data;
   l->gate_and_up_proj_bias = test_with(&c->rng, 0.6) ? c->bgu.data : NULL;
   l->down_proj_bias = test_with(&c->rng, 0.6) ? c->bd.data : NULL;
 }
 
 static inline void test_case_free(test_case *c) {
-  test_tensor *all[] = {&c->x,    &c->affinity, &c->wgu, &c->wd, &c->bgu,  &c->bd,  &c->dy,  &c->y,
-                        &c->gate_up, &c->down,  &c->dx,  &c->da, &c->dwgu, &c->dwd, &c->dbgu, &c->dbd};
-  for (size_t i = 0; i < sizeof all / sizeof *all; ++i) test_tensor_free(all[i]);
+  test_tensor *single[] = {&c->x, &c->affinity, &c->wgu, &c->wd, &c->bgu, &c->bd, &c->dy, &c->y, &c->y_start, &c->gate_up, &c->down};
+  for (size_t i = 0; i < sizeof single / sizeof *single; ++i) test_tensor_free(single[i]);
+  for (int i = 0; i < TEST_GRADIENTS; ++i) test_tensor_free(&c->grad[i]), test_tensor_free(&c->grad_start[i]);
   free(c->chosen), free(c->ids), free(c->experts), free(c->conditions);
   memset(c, 0, sizeof *c);
 }
@@ -220,11 +248,12 @@ static inline void test_case_free(test_case *c) {
 static inline void *test_allocate(void *user, size_t bytes) { return (void)user, malloc(bytes); }
 static inline void test_release(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
 
-/* Outputs that accumulate start from what the tensors hold. */
+/* Outputs start from y_start and grad_start. */
 static inline moe_status test_case_forward(test_case *c, moe_context *ctx) {
-  moe_blockwise_mm_fwd_args args = {.layer = c->layer, .not_accumulating = c->not_accumulating,
+  moe_blockwise_mm_fwd_args args = {.layer = c->layer, .spec = c->spec, .not_accumulating = c->not_accumulating,
                                     .accumulate_output = c->accumulate_output, .gate_up_activations_T = c->gate_up.data,
                                     .down_activations = c->keep_down_checkpoint ? c->down.data : NULL, .output = c->y.data};
+  test_tensor_copy(&c->y, &c->y_start);
   switch (c->dtype) {
 #define TEST_CALL_(name, type, NAME) \
   case MOE_DTYPE_##NAME: return moe_blockwise_mm_fwd_##name(ctx, &args);
@@ -234,16 +263,25 @@ static inline moe_status test_case_forward(test_case *c, moe_context *ctx) {
   }
 }
 
+/* A gradient's memory, NULL where it is not asked for. */
+static inline void *test_case_wanted(const test_case *c, int i) { return c->omit >> i & 1 ? NULL : c->grad[i].data; }
+
 static inline moe_status test_case_backward(test_case *c, moe_context *ctx) {
   moe_blockwise_mm_bwd_args args = {.layer = c->layer,
                                     .gate_up_proj_act_checkpoint_T = c->recompute ? NULL : c->gate_up.data,
                                     .down_proj_act_checkpoint = c->keep_down_checkpoint ? c->down.data : NULL,
                                     .output_hidden_states_grad = c->dy.data, .not_accumulating = c->not_accumulating,
                                     .shard_option = c->shard_option, .affinity_option = c->affinity_option,
-                                    .hidden_states_grad = c->dx.data, .expert_affinities_masked_grad = c->da.data,
-                                    .gate_up_proj_weight_grad = c->dwgu.data, .down_proj_weight_grad = c->dwd.data,
-                                    .gate_and_up_proj_bias_grad = c->dbgu.data, .down_proj_bias_grad = c->dbd.data,
+                                    .kernel_type = c->dropping ? MOE_KERNEL_DROPPING : MOE_KERNEL_DROPLESS,
+                                    .block_tile_size = c->block_tile_size,
+                                    .hidden_states_grad = test_case_wanted(c, TEST_DX),
+                                    .expert_affinities_masked_grad = test_case_wanted(c, TEST_DA),
+                                    .gate_up_proj_weight_grad = test_case_wanted(c, TEST_DWGU),
+                                    .down_proj_weight_grad = test_case_wanted(c, TEST_DWD),
+                                    .gate_and_up_proj_bias_grad = test_case_wanted(c, TEST_DBGU),
+                                    .down_proj_bias_grad = test_case_wanted(c, TEST_DBD),
                                     .weight_grad_dtype = c->weight_grad_dtype, .accumulate = c->accumulate};
+  for (int i = 0; i < TEST_GRADIENTS; ++i) test_tensor_copy(&c->grad[i], &c->grad_start[i]);
   switch (c->dtype) {
 #define TEST_CALL_(name, type, NAME) \
   case MOE_DTYPE_##NAME: return moe_blockwise_mm_bwd_##name(ctx, &args);

@@ -53,6 +53,7 @@ void problem_options_settle(struct problem_options *o) {
   }
   if (o->layer.affinity_mode == MOE_AFFINITY_ON_I) o->save_down = 0;
   if (o->layer.affinity_mode != MOE_AFFINITY_POST_SCALE) o->affinity_option = MOE_AFFINITY_OPTION_ON_I;
+  if (o->spec == MOE_CTE_SHARD_ON_I_HYBRID) o->no_conditions = 0;
   if (o->not_accumulating) o->accumulate_output = 0;
   if (o->device_output_shape) o->accumulate_output = 0;
 }
@@ -77,6 +78,7 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   o.expert_bias = test_random_chance(&s, 2);
   o.skip_token = test_random_chance(&s, 2);
   o.dropping = test_random_chance(&s, 6);
+  o.no_conditions = test_random_chance(&s, 2);
   o.capacity = test_random_chance(&s, 5) ? test_random_range(&s, 1, 8) : 0;
   o.drop_policy = (moe_drop_policy)test_random_range(&s, 0, 1);
   o.spec = (moe_cte_spec)test_random_range(&s, 0, 2);
@@ -150,7 +152,7 @@ static void release_malloc(void *user, int tensor, void *memory) {
 int problem_open(struct problem *p, const struct problem_options *o, problem_allocate allocate, void *user) {
   memset(p, 0, sizeof *p);
   p->o = *o;
-  p->N = o->dropping ? o->E : moe_route_blocks_count(o->T, o->E, o->K, o->B);
+  p->N = o->dropping ? o->E : moe_route_blocks_count(o->T, o->E, o->K, o->B) + o->extra_blocks;
   plan_tensors(p);
   for (int i = 0; i < PT_COUNT; i++) {
     p->tensor[i].data = (allocate ? allocate : allocate_malloc)(user, i, problem_tensor_bytes(p, i));
@@ -172,7 +174,7 @@ size_t problem_tensor_bytes(const struct problem *p, int tensor) {
 
 /* ------------------------------------------------------------------------------------------------------------ fill */
 
-/* A number of the given type with exponent `exponent` or a little below, as bits. One in 32 is a zero, one in 64 tiny. */
+/* Bits of a number with exponent `exponent` or a little below. One in 32 is a zero, one in 64 subnormal. */
 static uint32_t random_number(uint64_t *s, moe_dtype dtype, int exponent) {
   static const int mantissa[] = {0, 23, 7, 10}, bias[] = {0, 127, 127, 15}, digits[] = {0, 32, 16, 16};
   uint64_t r = test_random(s);

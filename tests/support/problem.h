@@ -1,6 +1,7 @@
 /* problem.h: one whole training step of a MoE layer with every tensor it reads and writes, for the tests that compare
    bits or bytes. Values are made from integers only (no libm, no rounding), so that they are the same on every machine;
-   tensors come from a caller-given allocator, so that they can lie against guard pages. No test framework, no threads. */
+   tensors come from a caller-given allocator, so that they can lie against guard pages. No test framework, no threads.
+*/
 #ifndef MOE_TEST_PROBLEM_H
 #define MOE_TEST_PROBLEM_H
 
@@ -87,6 +88,7 @@ struct problem_options {
   moe_layer_config layer;
   int token_mask, router_bias, selection_bias, expert_bias; /* optional tensors that are given */
   int skip_token, dropping;                                 /* dropping: one block per expert */
+  int no_conditions;
   int64_t capacity;
   moe_drop_policy drop_policy;
   moe_cte_spec spec;
@@ -96,6 +98,7 @@ struct problem_options {
   moe_shard_option shard_option;
   int direct_weights_grad; /* router backward from weights_grad instead of the affinities' gradient */
   uint32_t accumulate;
+  int64_t extra_blocks; /* beyond what the routing needs at most: all padding */
   int empty_expert; /* 1 + an expert that gets no token; 0 = none */
   int tiny_rows;    /* some rows so small that their products are subnormal */
   int nan_row;      /* one row holds NaN and infinity */

@@ -116,7 +116,8 @@ static moe_blockwise_layer make_layer(const struct problem *p) {
       .gate_up_proj_weight = tensor(p, PT_GATE_UP_WEIGHT), .down_proj_weight = tensor(p, PT_DOWN_WEIGHT),
       .gate_and_up_proj_bias = tensor_if(p, o->expert_bias, PT_GATE_UP_BIAS),
       .down_proj_bias = tensor_if(p, o->expert_bias, PT_DOWN_BIAS), .token_position_to_id = tensor(p, PT_TOKEN_IDS),
-      .block_to_expert = tensor_if(p, !o->dropping, PT_BLOCK_EXPERT), .conditions = tensor(p, PT_CONDITIONS),
+      .block_to_expert = tensor_if(p, !o->dropping, PT_BLOCK_EXPERT),
+      .conditions = tensor_if(p, !o->no_conditions, PT_CONDITIONS),
       .skip_token = o->skip_token, .checkpoint_dtype = o->checkpoint_dtype, .config = o->layer};
 }
 

@@ -1,0 +1,542 @@
+/* train_lm.c: a small language model with Mixture-of-Experts layers, trained on the CPU with moe.h.
+
+     cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm
+     ./train_lm [--dtype bf16|fp16|f32] [--steps N] [--seed S] [--threads N] [FILE...]
+
+   The model predicts a byte from the 16 bytes before it:
+
+     x = sum over the 16 places of table[place][byte]           (the embedding, one table for each distance)
+     LAYERS times:  x += moe(rmsnorm(x))                         (router, K of E experts, SwiGLU)
+     logits = rmsnorm(x) * head                                  (256 of them), softmax, cross-entropy
+
+   Weights, gradients and AdamW live in float; the experts and their router compute in the type asked for. Beside it a dense
+   model is trained, which has a single expert as wide as the K a token visits: the same arithmetic per byte, the same
+   start, the same data in the same order. The bits of the result depend neither on the number of threads nor on the CPU.
+
+   Reading guide: layer_forward and layer_backward show how the library is called. */
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#define MOE_IMPLEMENTATION
+#include "moe.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pool.h"
+#include "text.h"
+#include "adamw.h"
+#include "plot.h"
+
+enum { H = 128, I = 256, E = 8, K = 2, LAYERS = 2 };       /* hidden, intermediate, experts, experts per token */
+enum { BATCH = 2048, BLOCK = 64, ROWS = 64, BYTES = 256 }; /* positions per step, rows per block, rows per work item */
+enum { POINTS = 20 };                                      /* held-out measurements on the way */
+
+static const float LEARNING_RATE = 3e-3f, WEIGHT_DECAY = 2.0f, CLIP_NORM = 1.0f;
+static const float BALANCE = 0.01f, Z_LOSS = 1e-4f; /* coefficients of the router's auxiliary losses */
+
+/* ---------------------------------------------------------------------------------------- the library, by element type */
+
+typedef struct dtype_ops {
+  const char *name;
+  size_t size;
+  float loss_scale; /* half precision needs its gradients lifted out of the subnormals */
+  moe_status (*narrow)(moe_context *ctx, void *dst, const float *src, int64_t n);
+  moe_status (*widen)(moe_context *ctx, float *dst, const void *src, int64_t n);
+  moe_status (*router)(moe_context *ctx, const moe_router_topk_args *args);
+  moe_status (*router_bwd)(moe_context *ctx, const moe_router_topk_bwd_args *args);
+  moe_status (*experts)(moe_context *ctx, const moe_blockwise_mm_fwd_args *args);
+  moe_status (*experts_bwd)(moe_context *ctx, const moe_blockwise_mm_bwd_args *args);
+} dtype_ops;
+
+#define DEFINE_CONVERSIONS(name, type, NAME)                                                        \
+  static moe_status narrow_##name(moe_context *ctx, void *dst, const float *src, int64_t n) {       \
+    return moe_##name##_from_f32(ctx, dst, src, n);                                                 \
+  }                                                                                                 \
+  static moe_status widen_##name(moe_context *ctx, float *dst, const void *src, int64_t n) {        \
+    return moe_##name##_to_f32(ctx, dst, src, n);                                                   \
+  }
+MOE_DTYPE_LIST(DEFINE_CONVERSIONS)
+
+#define DTYPE_ENTRY(name, type, NAME)                                                               \
+  {#name, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, narrow_##name, widen_##name, \
+   moe_router_topk_##name, moe_router_topk_bwd_##name, moe_blockwise_mm_fwd_##name, moe_blockwise_mm_bwd_##name},
+static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY)};
+
+/* ----------------------------------------------------------------------------------------------------------- the model */
+
+typedef struct layer {
+  tensor router, gate_up, down; /* [H,E] [E,H,2,I] [E,I,H] */
+  void *input;                  /* [T,H] rmsnorm(x), compute type; the backward needs what follows as well */
+  float *logits, *weights, *affinities;            /* [T,E] [T,K] [T+1,E] */
+  int32_t *index, *ids, *block_expert, *condition; /* [T,K] [N,B] [N] [N+1] */
+  void *gate_up_act, *down_act;                    /* [N,2,I,B] [N,B,H] */
+  int64_t *load, *load_sum;                        /* [E] tokens per expert: of this batch, and summed */
+} layer;
+
+enum { TENSORS = 2 + 3 * LAYERS };
+
+typedef struct model {
+  moe_context ctx;
+  const dtype_ops *dtype;
+  int64_t T, I, E, K, N;      /* T positions are in work */
+  tensor embed, head;         /* [CONTEXT,BYTES,H] [H,BYTES] */
+  layer layers[LAYERS];
+  tensor *all[TENSORS];
+  const uint8_t *bytes;       /* the text, and the positions to predict */
+  const int32_t *position;
+  int stage;                  /* x[stage] is in work: 0 the embedding, l the output of layer l */
+  float *x[LAYERS + 1];       /* [T,H] the residual stream */
+  float *norm[LAYERS + 1];    /* [T] 1/rms(x) */
+  float *h, *dh, *dx;         /* [T,H] rmsnorm(x) or a layer's output; its gradient; the gradient of x */
+  float *logits, *dlogits, *loss, *top_weight, *no_grad; /* [T,BYTES] [T,BYTES] [T] [T] [T] of the head */
+  int32_t *top;               /* [T] the likeliest byte */
+  float *router_grad, *affinities_grad;                  /* [T,E] [T+1,E] */
+  void *y, *dy, *dinput;      /* [T,H] compute type */
+  float loss_scale;           /* all gradients are multiplied by it */
+  adamw optimizer;
+  double expert_seconds, expert_flops;
+} model;
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Every call into the library goes through here: its sentence names the argument at fault. */
+static void must(const model *m, moe_status status) {
+  if (status != MOE_OK) die(1, "%s: %s", moe_status_str(status), m->ctx.message);
+}
+
+static void run(model *m, int64_t count, moe_task task, void *arg) {
+  m->ctx.parallel_for(m->ctx.parallel_for_user, count, task, arg);
+}
+
+static void run_rows(model *m, moe_task task) { run(m, (m->T + ROWS - 1) / ROWS, task, m); }
+
+static int64_t rows_end(const model *m, int64_t item) { return (item + 1) * ROWS < m->T ? (item + 1) * ROWS : m->T; }
+
+static void *allocate(void *user, size_t bytes) { return (void)user, malloc(bytes); }
+static void release(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
+
+static void layer_init(layer *l, const model *m, uint64_t *random) {
+  size_t size = m->dtype->size, e = (size_t)m->E, k = (size_t)m->K, i = (size_t)m->I, n = (size_t)m->N;
+  tensor_init(&l->router, H * m->E, 0.15f, size, random); /* sqrt(3/H) is variance 1 */
+  tensor_init(&l->gate_up, m->E * H * 2 * m->I, 0.15f, size, random);
+  tensor_init(&l->down, m->E * m->I * H, 0.10f, size, random);
+  l->input = zeroed(BATCH * H, size);
+  l->logits = zeroed(BATCH * e, 4), l->weights = zeroed(BATCH * k, 4), l->affinities = zeroed((BATCH + 1) * e, 4);
+  l->index = zeroed(BATCH * k, 4), l->ids = zeroed(n * BLOCK, 4);
+  l->block_expert = zeroed(n, 4), l->condition = zeroed(n + 1, 4);
+  l->gate_up_act = zeroed(n * 2 * i * BLOCK, size), l->down_act = zeroed(n * BLOCK * H, size);
+  l->load = zeroed(e, sizeof *l->load), l->load_sum = zeroed(e, sizeof *l->load_sum);
+}
+
+/* A model of `experts` experts of width `width`, `chosen` of them per token. */
+static model *model_new(const text *t, const dtype_ops *dtype, pool *threads, int experts, int chosen, int width,
+                        uint64_t seed) {
+  model *m = zeroed(1, sizeof *m);
+  m->ctx = (moe_context){.parallel_for = pool_run, .parallel_for_user = threads, .num_threads = threads->threads,
+                         .allocate = allocate, .release = release};
+  m->dtype = dtype, m->loss_scale = dtype->loss_scale, m->bytes = t->bytes;
+  m->optimizer = (adamw){.weight_decay = WEIGHT_DECAY, .beta1 = 0.9f, .beta2 = 0.99f, .clip_norm = CLIP_NORM,
+                         .power1 = 1, .power2 = 1};
+  m->E = experts, m->K = chosen, m->I = width, m->N = moe_route_blocks_count(BATCH, m->E, m->K, BLOCK);
+  tensor_init(&m->embed, CONTEXT * BYTES * H, 0.25f, 0, &seed);
+  tensor_init(&m->head, H * BYTES, 0.05f, 0, &seed);
+  int tensors = 0;
+  m->all[tensors++] = &m->embed, m->all[tensors++] = &m->head;
+  for (int l = 0; l < LAYERS; l++) {
+    layer_init(&m->layers[l], m, &seed);
+    m->all[tensors++] = &m->layers[l].router, m->all[tensors++] = &m->layers[l].gate_up;
+    m->all[tensors++] = &m->layers[l].down;
+  }
+  for (int s = 0; s <= LAYERS; s++) m->x[s] = zeroed(BATCH * H, 4), m->norm[s] = zeroed(BATCH, 4);
+  m->h = zeroed(BATCH * H, 4), m->dh = zeroed(BATCH * H, 4), m->dx = zeroed(BATCH * H, 4);
+  m->logits = zeroed(BATCH * BYTES, 4), m->dlogits = zeroed(BATCH * BYTES, 4), m->loss = zeroed(BATCH, 4);
+  m->top = zeroed(BATCH, 4), m->top_weight = zeroed(BATCH, 4), m->no_grad = zeroed(BATCH, 4);
+  m->router_grad = zeroed((size_t)(BATCH * m->E), 4), m->affinities_grad = zeroed((size_t)((BATCH + 1) * m->E), 4);
+  m->y = zeroed(BATCH * H, dtype->size), m->dy = zeroed(BATCH * H, dtype->size);
+  m->dinput = zeroed(BATCH * H, dtype->size);
+  return m;
+}
+
+static void model_free(model *m) {
+  for (int i = 0; i < TENSORS; i++) tensor_free(m->all[i]);
+  for (int i = 0; i < LAYERS; i++) {
+    layer *l = &m->layers[i];
+    free(l->input), free(l->logits), free(l->weights), free(l->affinities), free(l->index), free(l->ids);
+    free(l->block_expert), free(l->condition), free(l->gate_up_act), free(l->down_act), free(l->load), free(l->load_sum);
+  }
+  for (int s = 0; s <= LAYERS; s++) free(m->x[s]), free(m->norm[s]);
+  free(m->h), free(m->dh), free(m->dx), free(m->logits), free(m->dlogits), free(m->loss), free(m->top);
+  free(m->top_weight), free(m->no_grad), free(m->router_grad), free(m->affinities_grad);
+  free(m->y), free(m->dy), free(m->dinput), free(m);
+}
+
+/* The compute type's copies of the weights. */
+static void model_narrow(model *m) {
+  for (int i = 0; i < TENSORS; i++)
+    if (m->all[i]->low) must(m, m->dtype->narrow(&m->ctx, m->all[i]->low, m->all[i]->value, m->all[i]->count));
+}
+
+/* ------------------------------------------------------------------------- embedding, norm, loss: rows split over threads */
+
+/* x[stage] = the embedding, or x[stage-1] plus what its layer put into h; then h = rmsnorm(x[stage]). */
+static void stream_rows(void *arg, int64_t item) {
+  model *m = arg;
+  for (int64_t t = item * ROWS; t < rows_end(m, item); t++) {
+    float *restrict x = m->x[m->stage] + t * H, *restrict h = m->h + t * H;
+    if (m->stage > 0) {
+      const float *restrict before = m->x[m->stage - 1] + t * H;
+      for (int i = 0; i < H; i++) x[i] = before[i] + h[i];
+    } else {
+      for (int i = 0; i < H; i++) x[i] = 0;
+      for (int j = 0; j < CONTEXT; j++) {
+        const float *restrict row = m->embed.value + (j * BYTES + m->bytes[m->position[t] - 1 - j]) * H;
+        for (int i = 0; i < H; i++) x[i] += row[i];
+      }
+    }
+    float sum = 0;
+    for (int i = 0; i < H; i++) sum += x[i] * x[i];
+    float norm = m->norm[m->stage][t] = 1 / sqrtf(sum / H + 1e-6f);
+    for (int i = 0; i < H; i++) h[i] = x[i] * norm;
+  }
+}
+
+/* dx += dh through the rmsnorm of x[stage]. */
+static void norm_backward_rows(void *arg, int64_t item) {
+  model *m = arg;
+  for (int64_t t = item * ROWS; t < rows_end(m, item); t++) {
+    const float *restrict x = m->x[m->stage] + t * H, *restrict dh = m->dh + t * H;
+    float *restrict dx = m->dx + t * H;
+    float norm = m->norm[m->stage][t], dot = 0;
+    for (int i = 0; i < H; i++) dot += dh[i] * x[i];
+    dot *= norm * norm / H;
+    for (int i = 0; i < H; i++) dx[i] += norm * (dh[i] - dot * x[i]);
+  }
+}
+
+/* One table per item; every item walks the batch in order. */
+static void embed_backward_table(void *arg, int64_t j) {
+  model *m = arg;
+  float *table = m->embed.grad + j * BYTES * H;
+  memset(table, 0, BYTES * H * sizeof *table);
+  for (int64_t t = 0; t < m->T; t++) {
+    float *restrict row = table + m->bytes[m->position[t] - 1 - j] * H;
+    const float *restrict dx = m->dx + t * H;
+    for (int i = 0; i < H; i++) row[i] += dx[i];
+  }
+}
+
+/* exp(x) for x <= 0, by arithmetic alone, so that it does not depend on the C library: 2^n times a polynomial. */
+static float exp_negative(float x) {
+  if (x < -80) return 0;
+  float n = (float)(int)(x * 1.44269504f - 0.5f), r = x - n * 0.693145752f - n * 1.42860677e-6f;
+  float p = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+  uint32_t bits = (uint32_t)((int)n + 127) << 23;
+  float scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+/* Softmax and cross-entropy: the loss in nats, and dlogits = loss_scale / T * (p - onehot). */
+static void loss_rows(void *arg, int64_t item) {
+  model *m = arg;
+  float scale = m->loss_scale / (float)m->T;
+  for (int64_t t = item * ROWS; t < rows_end(m, item); t++) {
+    const float *logits = m->logits + t * BYTES;
+    float *p = m->dlogits + t * BYTES, most = logits[m->top[t]], sum = 0;
+    int target = m->bytes[m->position[t]];
+    for (int i = 0; i < BYTES; i++) sum += p[i] = exp_negative(logits[i] - most);
+    m->loss[t] = logf(sum) + most - logits[target];
+    for (int i = 0; i < BYTES; i++) p[i] *= scale / sum;
+    p[target] -= scale;
+  }
+}
+
+/* --------------------------------------------------------------------------------------- the layer: the library at work */
+
+/* What the forward and the backward are both told. */
+static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
+  return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK, .hidden_states = l->input,
+    .expert_affinities_masked = l->affinities, .affinity_dtype = MOE_DTYPE_F32, .gate_up_proj_weight = l->gate_up.low,
+    .down_proj_weight = l->down.low, .token_position_to_id = l->ids, .block_to_expert = l->block_expert,
+    .conditions = l->condition, .config = {.activation = MOE_ACT_SILU}};
+}
+
+/* h = moe(h). Route the rows, group them by expert into blocks, run the experts. */
+static void layer_forward(model *m, layer *l) {
+  moe_context *ctx = &m->ctx;
+  must(m, m->dtype->narrow(ctx, l->input, m->h, m->T * H));
+
+  moe_router_topk_args router = {.T = m->T, .H = H, .E = m->E, .K = m->K, .hidden_states = l->input,
+    .router_weight = l->router.low, .router_logits = l->logits, .expert_index = l->index, .expert_weights = l->weights};
+  must(m, m->dtype->router(ctx, &router));
+
+  moe_route_blocks_args route = {.T = m->T, .E = m->E, .K = m->K, .B = BLOCK, .N = m->N, .expert_index = l->index,
+    .expert_weights = l->weights, .expert_affinities_masked = l->affinities, .token_position_to_id = l->ids,
+    .block_to_expert = l->block_expert, .conditions = l->condition, .tokens_per_expert = l->load};
+  must(m, moe_route_blocks(ctx, &route));
+
+  moe_blockwise_mm_fwd_args experts = {.layer = layer_shape(m, l), .gate_up_activations_T = l->gate_up_act,
+    .down_activations = l->down_act, .output = m->y};
+  double start = seconds();
+  must(m, m->dtype->experts(ctx, &experts));
+  m->expert_seconds += seconds() - start;
+  m->expert_flops += 6.0 * (double)(m->T * m->K * H * m->I);
+
+  must(m, m->dtype->widen(ctx, m->h, m->y, m->T * H));
+  for (int64_t e = 0; e < m->E; e++) l->load_sum[e] += l->load[e];
+}
+
+/* From dx, the gradient of x after the layer: the weight gradients, and dx before the layer. */
+static void layer_backward(model *m, layer *l) {
+  moe_context *ctx = &m->ctx;
+  must(m, m->dtype->narrow(ctx, m->dy, m->dx, m->T * H));
+
+  moe_blockwise_mm_bwd_args experts = {.layer = layer_shape(m, l), .gate_up_proj_act_checkpoint_T = l->gate_up_act,
+    .down_proj_act_checkpoint = l->down_act, .output_hidden_states_grad = m->dy, .hidden_states_grad = m->dinput,
+    .expert_affinities_masked_grad = m->affinities_grad, .gate_up_proj_weight_grad = l->gate_up.grad,
+    .down_proj_weight_grad = l->down.grad, .weight_grad_dtype = MOE_DTYPE_F32};
+  double start = seconds();
+  must(m, m->dtype->experts_bwd(ctx, &experts));
+  m->expert_seconds += seconds() - start;
+  m->expert_flops += 12.0 * (double)(m->T * m->K * H * m->I);
+
+  /* The auxiliary losses add their gradient to the logits' first; the router's backward then carries both on. */
+  float auxiliary;
+  memset(m->router_grad, 0, (size_t)(m->T * m->E) * sizeof *m->router_grad);
+  moe_router_loss_args balance = {.T = m->T, .E = m->E, .K = m->K, .coefficient = BALANCE * m->loss_scale,
+    .router_logits = l->logits, .expert_index = l->index, .loss = &auxiliary, .logits_grad = m->router_grad};
+  must(m, moe_router_load_balance_loss(ctx, &balance));
+  moe_router_loss_args z = balance;
+  z.coefficient = Z_LOSS * m->loss_scale;
+  must(m, moe_router_z_loss(ctx, &z));
+
+  moe_router_topk_bwd_args router = {.T = m->T, .H = H, .E = m->E, .K = m->K, .hidden_states = l->input,
+    .router_weight = l->router.low, .router_logits = l->logits, .expert_index = l->index,
+    .expert_affinities_masked_grad = m->affinities_grad, .affinity_dtype = MOE_DTYPE_F32, .logits_grad = m->router_grad,
+    .router_weight_grad = l->router.grad, .weight_grad_dtype = MOE_DTYPE_F32, .hidden_states_grad = m->dinput,
+    .accumulate = MOE_ACCUMULATE_LOGITS_GRAD | MOE_ACCUMULATE_HIDDEN_STATES_GRAD};
+  must(m, m->dtype->router_bwd(ctx, &router));
+
+  must(m, m->dtype->widen(ctx, m->dh, m->dinput, m->T * H));
+  run_rows(m, norm_backward_rows);
+}
+
+/* A router is a linear layer that also tells which outputs are the largest: with 256 "experts" it is the head. */
+static void head_forward(model *m) {
+  moe_router_topk_args head = {.T = m->T, .H = H, .E = BYTES, .K = 1, .hidden_states = m->h, .router_weight = m->head.value,
+    .router_logits = m->logits, .expert_index = m->top, .expert_weights = m->top_weight};
+  must(m, moe_router_topk_f32(&m->ctx, &head));
+}
+
+static void head_backward(model *m) {
+  moe_router_topk_bwd_args head = {.T = m->T, .H = H, .E = BYTES, .K = 1, .hidden_states = m->h,
+    .router_weight = m->head.value, .router_logits = m->logits, .expert_index = m->top, .weights_grad = m->no_grad,
+    .logits_grad = m->dlogits, .router_weight_grad = m->head.grad, .hidden_states_grad = m->dh,
+    .accumulate = MOE_ACCUMULATE_LOGITS_GRAD};
+  must(m, moe_router_topk_bwd_f32(&m->ctx, &head));
+  memset(m->dx, 0, (size_t)(m->T * H) * sizeof *m->dx);
+  run_rows(m, norm_backward_rows);
+}
+
+/* The mean loss in bits per byte over count <= BATCH positions. */
+static double model_forward(model *m, const int32_t *position, int64_t count) {
+  m->T = count, m->position = position, m->stage = 0;
+  m->N = moe_route_blocks_count(m->T, m->E, m->K, BLOCK);
+  run_rows(m, stream_rows);
+  for (int l = 0; l < LAYERS; l++) {
+    layer_forward(m, &m->layers[l]);
+    m->stage = l + 1;
+    run_rows(m, stream_rows);
+  }
+  head_forward(m);
+  run_rows(m, loss_rows);
+  double sum = 0;
+  for (int64_t t = 0; t < m->T; t++) sum += (double)m->loss[t];
+  return sum / (double)m->T * 1.4426950408889634;
+}
+
+static void model_backward(model *m) {
+  head_backward(m);
+  for (m->stage = LAYERS - 1; m->stage >= 0; m->stage--) layer_backward(m, &m->layers[m->stage]);
+  run(m, CONTEXT, embed_backward_table, m);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ training */
+
+typedef struct options {
+  const dtype_ops *dtype;
+  int64_t steps;
+  uint64_t seed;
+  int threads;
+} options;
+
+/* One AdamW step. Gradients that overflowed (half precision's may) are dropped, and scaled less from then on. */
+static void model_update(model *m, float rate) {
+  m->optimizer.rate = rate;
+  if (!adamw_step(&m->optimizer, m->all, TENSORS, m->loss_scale, &m->ctx)) m->loss_scale *= 0.5f;
+  else model_narrow(m);
+}
+
+/* Mean bits per byte over `count` held-out positions, spread evenly. load_sum then holds their experts. */
+static double evaluate(model *m, const text *t, int64_t count) {
+  static int32_t position[BATCH];
+  if (count > t->held_out_count) count = t->held_out_count;
+  for (int l = 0; l < LAYERS; l++) memset(m->layers[l].load_sum, 0, (size_t)m->E * sizeof *m->layers[l].load_sum);
+  double sum = 0;
+  for (int64_t done = 0; done < count;) {
+    int64_t n = count - done < BATCH ? count - done : BATCH;
+    for (int64_t i = 0; i < n; i++) position[i] = t->held_out[(done + i) * t->held_out_count / count];
+    sum += model_forward(m, position, n) * (double)n;
+    done += n;
+  }
+  return sum / (double)count;
+}
+
+/* On a terminal one line rewrites itself; otherwise a line for every twentieth of the way. */
+static void progress(model *m, const char *name, int64_t step, int64_t steps, double bits, double step_seconds) {
+  int64_t least = m->T * m->K, most = 0;
+  for (int l = 0; l < LAYERS; l++)
+    for (int64_t e = 0; e < m->E; e++) {
+      int64_t load = m->layers[l].load[e];
+      least = load < least ? load : least, most = load > most ? load : most;
+    }
+  printf("%s%-5s step %5" PRId64 "/%" PRId64 "  loss %.3f bits  %6.0f tokens/s  %5.1f GFLOP/s  tokens per expert %" PRId64
+         "..%" PRId64 "..%" PRId64 "%s", isatty(1) ? "\r" : "", name, step, steps, bits, (double)m->T / step_seconds,
+         m->expert_flops / m->expert_seconds * 1e-9, least, m->T * m->K / m->E, most, isatty(1) ? "  " : "\n");
+  fflush(stdout);
+}
+
+static float learning_rate(int64_t step, int64_t steps) { /* up over the first twentieth, then down to a twentieth */
+  int64_t warm = steps / 20 + 1;
+  if (step < warm) return LEARNING_RATE * (float)(step + 1) / (float)warm;
+  return LEARNING_RATE * (1 - 0.95f * (float)(step - warm) / (float)(steps - warm));
+}
+
+/* Fills the curve and returns the held-out bits per byte at the end. */
+static double train(model *m, const text *t, const options *o, curve *c) {
+  static int32_t position[BATCH];
+  float *loss = zeroed((size_t)o->steps, sizeof *loss), *held_out = zeroed(POINTS, sizeof *held_out);
+  int32_t *at = zeroed(POINTS, sizeof *at);
+  *c = (curve){c->name, c->colour, o->steps, loss, 0, at, held_out};
+  uint64_t random = o->seed ^ 0x64617461; /* the same data for both models */
+  double shown = seconds(), bits = 0;
+  int64_t shown_step = 0;
+  model_narrow(m);
+  for (int64_t step = 0; step < o->steps; step++) {
+    for (int i = 0; i < BATCH; i++) position[i] = t->train[next_random(&random) % (uint64_t)t->train_count];
+    loss[step] = (float)model_forward(m, position, BATCH);
+    model_backward(m);
+    model_update(m, learning_rate(step, o->steps));
+    bits = shown_step == step ? (double)loss[step] : 0.9 * bits + 0.1 * (double)loss[step];
+    int point = (step + 1) * POINTS / o->steps > step * POINTS / o->steps, last = step + 1 == o->steps;
+    if (point || (isatty(1) && seconds() - shown > 0.25)) {
+      progress(m, c->name, step + 1, o->steps, bits, (seconds() - shown) / (double)(step + 1 - shown_step));
+      if (point) at[c->points] = (int32_t)(step + 1), held_out[c->points++] = (float)evaluate(m, t, last ? HELD_OUT_MAX : 2 * BATCH);
+      m->expert_seconds = m->expert_flops = 0, shown = seconds(), shown_step = step + 1;
+    }
+  }
+  if (isatty(1)) putchar('\n');
+  return (double)held_out[c->points - 1];
+}
+
+/* FNV-1a over the bits of all parameters. */
+static uint64_t model_hash(const model *m) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int i = 0; i < TENSORS; i++)
+    for (int64_t j = 0; j < m->all[i]->count; j++) {
+      uint32_t bits;
+      memcpy(&bits, &m->all[i]->value[j], sizeof bits);
+      hash = (hash ^ bits) * 0x100000001b3u;
+    }
+  return hash;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- the program */
+
+static const char USAGE[] =
+    "usage: train_lm [--dtype bf16|fp16|f32] [--steps N] [--seed S] [--threads N] [FILE...]\n"
+    "Trains on the bytes of the files, or on the sources in the current folder, which is then the repository's root.\n";
+
+static int64_t whole_number(const char *option, const char *value, int64_t least, int64_t most) {
+  char *end;
+  errno = 0;
+  long long number = strtoll(value, &end, 10);
+  if (errno || end == value || *end || number < least || number > most)
+    die(2, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%s\"", option, least, most, value);
+  return number;
+}
+
+static const dtype_ops *find_dtype(const char *name) {
+  for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
+    if (!strcmp(DTYPES[i].name, name)) return &DTYPES[i];
+  die(2, "--dtype must be bf16, fp16 or f32, not \"%s\"", name);
+  return NULL;
+}
+
+static void read_arguments(int argc, char **argv, options *o, text *t) {
+  int i = 1;
+  while (i < argc && argv[i][0] == '-' && argv[i][1]) {
+    const char *option = argv[i++], *value = argv[i];
+    if (!strcmp(option, "--")) break;
+    if (!strcmp(option, "--help")) fputs(USAGE, stdout), exit(0);
+    int known = !strcmp(option, "--dtype") || !strcmp(option, "--steps") || !strcmp(option, "--seed") ||
+                !strcmp(option, "--threads");
+    if (!known) die(2, "unknown option %s\n%s", option, USAGE);
+    if (!value) die(2, "%s needs a value\n%s", option, USAGE);
+    if (!strcmp(option, "--dtype")) o->dtype = find_dtype(value);
+    else if (!strcmp(option, "--steps")) o->steps = whole_number(option, value, 1, 10000000);
+    else if (!strcmp(option, "--seed")) o->seed = (uint64_t)whole_number(option, value, 0, INT64_MAX);
+    else o->threads = (int)whole_number(option, value, 1, POOL_MAX);
+    i++;
+  }
+  if (i == argc)
+    for (const char *const *name = (const char *const[]){"moe.h", "README.md", "examples", "moe", "tests", NULL}; *name; name++)
+      text_add_tree(t, *name);
+  else
+    for (; i < argc; i++) text_add_file(t, argv[i]);
+  text_split(t);
+  if (t->held_out_count == 0)
+    die(2, "%zu bytes of text are too few: at least %d are needed%s", t->size, CHUNK * HOLD_OUT_EVERY,
+        t->files ? "" : " (no files named, and this is not the repository's root)");
+}
+
+int main(int argc, char **argv) {
+  long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+  options o = {find_dtype("bf16"), 1200, 1, cpus < 1 ? 1 : cpus > POOL_MAX ? POOL_MAX : (int)cpus};
+  text t = {0};
+  read_arguments(argc, argv, &o, &t);
+  static pool threads;
+  pool_start(&threads, o.threads);
+  model *moe = model_new(&t, o.dtype, &threads, E, K, I, o.seed);
+  model *dense = model_new(&t, o.dtype, &threads, 1, 1, I * K, o.seed);
+  printf("moe.h %d.%d.%d: %s on %s, %d thread%s; %zu bytes of text in %" PRId64 " files, every tenth chunk held out\n",
+         MOE_VERSION_MAJOR, MOE_VERSION_MINOR, MOE_VERSION_PATCH, o.dtype->name, moe_isa_name(moe_isa_active()),
+         threads.threads, threads.threads == 1 ? "" : "s", t.size, t.files);
+  printf("moe: %d layers, %d of %d experts of %d x %d; dense: one expert of %d x %d\n", LAYERS, K, E, H, I, H, I * K);
+
+  curve curves[2] = {{.name = "moe", .colour = "#0b6e99"}, {.name = "dense", .colour = "#c0562b"}};
+  double moe_bits = train(moe, &t, &o, &curves[0]);
+  double dense_bits = train(dense, &t, &o, &curves[1]);
+  printf("heldout bits/byte: %.4f (unigram %.4f, dense baseline of equal active size %.4f)\n", moe_bits,
+         text_unigram_bits(&t), dense_bits);
+
+  int64_t load[LAYERS * E];
+  for (int i = 0; i < LAYERS * E; i++) load[i] = moe->layers[i / E].load_sum[i % E];
+  char title[64];
+  snprintf(title, sizeof title, "train_lm, %s: loss", o.dtype->name);
+  if (plot_write("train_lm.svg", title, curves, 2, load, LAYERS, E) != 0) die(1, "cannot write train_lm.svg: %s", strerror(errno));
+  printf("loss curves and expert load: train_lm.svg\n");
+  printf("parameters: %016" PRIx64 "\n", model_hash(moe));
+  pool_stop(&threads);
+  for (int i = 0; i < 2; i++) free((void *)(uintptr_t)curves[i].train), free((void *)(uintptr_t)curves[i].at), free((void *)(uintptr_t)curves[i].held_out);
+  model_free(moe), model_free(dense);
+  free(t.bytes), free(t.train), free(t.held_out);
+  return 0;
+}

@@ -1,0 +1,262 @@
+/* The router's backward: dz from dw for a block of tokens at a time, dz*W^T while that is in cache, then x^T*dz and the
+   bias gradient over all tokens. */
+#ifndef MOE_LAYER_ROUTER_BWD_H
+#define MOE_LAYER_ROUTER_BWD_H
+
+typedef struct moe_router_bwd_ {
+  const moe_router_topk_bwd_args *args;
+  moe_kernels kernels;
+  moe_dtype dtype, affinity_dtype, weight_grad_dtype;
+  int dx, dw; /* which products are wanted */
+  moe_router_weight_ weight;
+  moe_router_xt_ xt;
+  char *lanes;
+  int64_t lane_bytes;
+} moe_router_bwd_;
+
+typedef struct moe_router_bwd_lane_ {
+  float *c, *scratch;                 /* of dz*W^T */
+  float *xt;                          /* of x^T*dz */
+  float *dz, *p, *row;                /* [E] */
+  float *z, *dw, *s, *slope, *direct; /* [K], of the slots that have an expert */
+  int32_t *expert;                    /* [K] */
+} moe_router_bwd_lane_;
+
+MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena) {
+  const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
+  moe_router_bwd_lane_ lane;
+  lane.c = (float *)moe_take_(arena, bwd->dx ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
+  lane.scratch = (float *)moe_take_(arena, bwd->dx ? MOE_PRODUCT_SCRATCH_ : 0);
+  lane.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_() : 0);
+  lane.dz = (float *)moe_take_(arena, row);
+  lane.p = (float *)moe_take_(arena, row);
+  lane.row = (float *)moe_take_(arena, row);
+  lane.z = (float *)moe_take_(arena, slots);
+  lane.dw = (float *)moe_take_(arena, slots);
+  lane.s = (float *)moe_take_(arena, slots);
+  lane.slope = (float *)moe_take_(arena, slots);
+  lane.direct = (float *)moe_take_(arena, slots);
+  lane.expert = (int32_t *)moe_take_(arena, slots);
+  return lane;
+}
+
+MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_at_(const moe_router_bwd_ *bwd, int64_t lane) {
+  moe_arena_ arena = {bwd->lanes + lane * bwd->lane_bytes, 0};
+  return moe_router_bwd_lane_layout_(bwd, &arena);
+}
+
+MOE_FN void moe_router_bwd_layout_(moe_router_bwd_ *bwd, moe_arena_ *arena, int64_t lanes) {
+  moe_arena_ one = {NULL, 0};
+  bwd->weight.panels = NULL;
+  if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
+  moe_router_bwd_lane_layout_(bwd, &one);
+  bwd->lane_bytes = one.used;
+  bwd->lanes = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+}
+
+/* ------------------------------------------------------------------------------------------------------- one token */
+
+/* The slots of token t that have an expert, and their dw. Returns how many. */
+MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, int64_t t) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const char *affinities_grad = (const char *)args->expert_affinities_masked_grad;
+  int64_t n = 0;
+  for (int64_t k = 0; k < args->K; k++) {
+    const int32_t e = args->expert_index[t * args->K + k];
+    if (e < 0) continue;
+    lane->expert[n] = e;
+    lane->z[n] = args->router_logits[t * args->E + e];
+    if (args->weights_grad) lane->dw[n] = args->weights_grad[t * args->K + k];
+    else bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * moe_dtype_bytes_(bwd->affinity_dtype), 1);
+    n++;
+  }
+  return n;
+}
+
+/* lane->dz = d/dz over the scaling factor. With R = sum of s + epsilon, D = sum of dw*s/R (renormalised) or of dw*s:
+     softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is selected,
+                     the second wherever the softmax reaches
+     element by element  dz_j = s'_j*(dw_j - D)/R, or s'_j*dw_j */
+MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, const float *z, int64_t n) {
+  const moe_router_config *config = &bwd->args->config;
+  const int64_t E = bwd->args->E;
+  const int softmax = config->score_function == MOE_SCORE_SOFTMAX, over_all = moe_softmax_over_all_(config);
+  float dot = 0.0f;
+  if (over_all) {
+    moe_softmax_(&bwd->kernels, lane->p, z, E);
+    for (int64_t i = 0; i < n; i++) lane->s[i] = lane->p[lane->expert[i]];
+  } else if (softmax) {
+    moe_softmax_(&bwd->kernels, lane->s, lane->z, n);
+  } else {
+    bwd->kernels.score_row(lane->s, lane->slope, lane->z, config->score_function, n);
+  }
+  const float divisor = moe_sum_(lane->s, n) + config->renormalize_epsilon;
+  for (int64_t i = 0; i < n; i++) {
+    const float w = config->renormalize ? lane->s[i] / divisor : lane->s[i];
+    lane->direct[i] = softmax ? w : config->renormalize ? lane->slope[i] / divisor : lane->slope[i];
+    dot = dot + w * lane->dw[i];
+  }
+  for (int64_t i = 0; i < n; i++) lane->direct[i] = lane->direct[i] * (config->renormalize ? lane->dw[i] - dot : lane->dw[i]);
+  /* From here on dot is what all the softmax's terms lose; nothing, where the weights were divided by their own sum. */
+  if (config->renormalize) dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
+  for (int64_t e = 0; e < E; e++) lane->dz[e] = over_all ? 0.0f - lane->p[e] * dot : 0.0f;
+  for (int64_t i = 0; i < n; i++) {
+    const float lost = softmax && !over_all ? lane->s[i] * dot : 0.0f;
+    lane->dz[lane->expert[i]] = lane->dz[lane->expert[i]] + (lane->direct[i] - lost);
+  }
+}
+
+MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, int64_t t) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t E = args->E, n = moe_router_bwd_gather_(bwd, lane, t);
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_LOGITS_GRAD) != 0;
+  float *out = args->logits_grad + t * E;
+  if (n > 0) moe_router_bwd_weights_(bwd, lane, args->router_logits + t * E, n);
+  if (accumulate) bwd->kernels.load_row[MOE_DTYPE_F32](lane->row, out, E);
+  else memset(lane->row, 0, (size_t)E * sizeof *lane->row);
+  if (n > 0) bwd->kernels.add_scaled(lane->row, lane->dz, NULL, moe_router_factor_(&args->config), E);
+  bwd->kernels.store_row[MOE_DTYPE_F32](out, lane->row, E);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- stages */
+
+MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, int64_t lane_number) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const moe_router_bwd_lane_ lane = moe_router_bwd_lane_at_(bwd, lane_number);
+  const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
+  for (int64_t t = first; t < first + rows; t++) moe_router_bwd_token_(bwd, &lane, t);
+  if (!bwd->dx) return;
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
+  const moe_router_product_ product = {&bwd->weight, (char *)args->hidden_states_grad, bwd->dtype, NULL, accumulate};
+  moe_left_ left;
+  moe_router_left_(&left, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows);
+  moe_router_multiply_(&product, &left, first, lane.c, lane.scratch);
+}
+
+MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, int64_t lane) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_lane_at_(bwd, lane).xt);
+}
+
+/* The bias gradient of 64 experts: all tokens in ascending order. */
+MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, int64_t lane) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, args->E - at);
+  char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
+  float sum[MOE_PANEL] = {0}, old[MOE_PANEL];
+  (void)lane;
+  for (int64_t t = 0; t < args->T; t++) bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
+  if (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) {
+    bwd->kernels.load_row[bwd->weight_grad_dtype](old, out, n);
+    bwd->kernels.add_scaled(sum, old, NULL, 1.0f, n);
+  }
+  bwd->kernels.store_row[bwd->weight_grad_dtype](out, sum, n);
+}
+
+/* ------------------------------------------------------------------------------------------------------- validation */
+
+MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD | MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD |
+                         MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
+  if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
+  MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
+  return args->accumulate & ~known ? moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call") : MOE_OK;
+}
+
+MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
+  for (int64_t i = 0; i < n; i++)
+    if (index[i] < -1 || index[i] >= E) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized, int sizes_only) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
+  const int64_t logits = moe_mul3_(T, E, 4), grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype), affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
+  const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
+  const moe_tensor_ tensor[] = {
+      {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
+      {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
+      {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4, affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size, MOE_INPUT_OPTIONAL},
+      {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT},
+      {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
+      {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
+      {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
+  };
+  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
+  return sizes_only ? MOE_OK : moe_check_expert_index_(ctx, args->expert_index, T * args->K, E);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+/* Resolves the defaults. A size is asked for before there are tensors: then H tells whether products are wanted. */
+MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_bwd_args *args, moe_dtype dtype, int sizes_only) {
+  memset(bwd, 0, sizeof *bwd);
+  bwd->args = args;
+  bwd->kernels = moe_kernels_();
+  bwd->dtype = dtype;
+  bwd->affinity_dtype = moe_router_dtype_(args->affinity_dtype, dtype);
+  bwd->weight_grad_dtype = moe_router_dtype_(args->weight_grad_dtype, dtype);
+  bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
+  bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
+  bwd->weight = (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
+}
+
+MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
+  const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight};
+  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROWS_MAX), moe_router_bwd_tokens_, bwd};
+  moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd}, {0, moe_router_bwd_bias_, bwd}};
+  if (bwd->dw) {
+    /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */
+    const int64_t panels = args->H / MOE_PANEL >= 4 * moe_lanes_(ctx) ? MOE_XT_ROWS_ : 1;
+    bwd->xt = (moe_router_xt_){&bwd->kernels, args->T, args->H, args->E, (const char *)args->hidden_states, bwd->dtype, args->logits_grad,
+                               (char *)args->router_weight_grad, bwd->weight_grad_dtype, accumulate, panels};
+    last[0].count = moe_router_xt_items_(&bwd->xt);
+  }
+  if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_PANEL);
+  moe_run_(ctx, &pack, 1);
+  moe_run_(ctx, &tokens, 1);
+  moe_run_(ctx, last, 2);
+}
+
+MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+  moe_router_bwd_ bwd;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_router_bwd_resolve_(&bwd, args, dtype, sizes_only);
+  MOE_TRY(moe_router_bwd_check_options_(ctx, &bwd));
+  moe_router_bwd_layout_(&bwd, &sized, moe_lanes_(ctx));
+  MOE_TRY(moe_router_bwd_check_(ctx, &bwd, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_router_bwd_layout_(&bwd, &arena, moe_lanes_(ctx));
+  moe_router_bwd_run_(ctx, &bwd);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                                    \
+  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                                   \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                          \
+  }                                                                                                                                 \
+  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args, size_t *bytes) {   \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                         \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
+#undef MOE_DEFINE_ROUTER_BWD_
+
+#endif

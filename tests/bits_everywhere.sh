@@ -1,0 +1,99 @@
+#!/bin/sh
+# bits_everywhere.sh: the hashes of bits_hash are the same from every compiler, optimisation level, instruction set,
+# thread count and machine; and the exact test holds under -Ofast.
+. "$(dirname "$0")/support/checks.sh"
+
+support=$root/tests/support
+sources="$root/tests/bits_hash.c $support/problem.c $support/problem_ops.c $support/moe_impl.c"
+first=$work/first first_large=$work/first_large
+
+# build OUTPUT COMPILER FLAGS...
+build() {
+  output=$1
+  shift
+  "$@" -I"$root" -I"$root/tests" $sources -o "$output" -lm
+}
+
+# same REFERENCE COMMAND...: runs the command and compares; the first to succeed makes the reference.
+same() {
+  reference=$1
+  shift
+  "$@" >"$work/hashes" || return 1
+  [ "$(wc -l <"$work/hashes")" -gt 30 ] || { echo "too few hashes" && return 1; }
+  if [ -f "$reference" ]; then
+    diff "$reference" "$work/hashes"
+  else
+    cp "$work/hashes" "$reference"
+  fi
+}
+
+# Every instruction set of this CPU and a few ways to use threads, with one build.
+check_native() { # name program
+  for isa in scalar avx2 avx512 avx512bf16; do
+    "$2" --isa $isa --probe
+    if [ $? -eq 77 ]; then
+      skip "$1, $isa (not on this CPU)"
+    else
+      check "$1, $isa" same "$first" "$2" --isa $isa
+    fi
+  done
+  check "$1, 3 threads" same "$first" "$2" --threads 3
+  check "$1, 64 threads, high/low" same "$first" "$2" --threads 64 --schedule 1
+  check "$1, 8 threads, shuffled" same "$first" "$2" --threads 8 --schedule 2
+}
+
+if check "gcc -O2 -std=c11 builds" build "$work/plain" gcc -std=c11 -O2; then
+  check_native "gcc -O2 -std=c11" "$work/plain"
+  check "gcc -O2, large shapes, scalar" same "$first_large" "$work/plain" --isa scalar --large
+  check "gcc -O2, large shapes, best" same "$first_large" "$work/plain" --large --threads 5
+fi
+
+for compiler in $(compilers); do
+  for flags in "-O0" "-O2" "-O3 -march=native" "-std=c11 -O3 -march=native" "-Ofast" "-Ofast -march=native" \
+    "-O2 -fopenmp" "-O2 -pthread -DBITS_HASH_THREADS"; do
+    name="$compiler $flags"
+    case $flags in *openmp*)
+      has_openmp "$compiler" || { skip "$name (no OpenMP library for it)" && continue; }
+      ;;
+    esac
+    check "$name builds" build "$work/program" "$compiler" $flags || continue
+    check "$name" same "$first" "$work/program"
+    check "$name, scalar" same "$first" "$work/program" --isa scalar
+    case $flags in *openmp* | *THREADS*)
+      check "$name, 3 threads, shuffled" same "$first" "$work/program" --threads 3 --schedule 2
+      ;;
+    -Ofast) check "$name, large shapes" same "$first_large" "$work/program" --large ;;
+    esac
+  done
+done
+
+# Other machines, scalar kernels: big-endian s390x and aarch64.
+for machine in s390x aarch64; do
+  cross=$machine-linux-gnu-gcc
+  if ! have "$cross" || ! have "qemu-$machine"; then
+    skip "$machine (needs $cross and qemu-$machine)"
+    continue
+  fi
+  for flags in "-O2" "-Ofast"; do
+    check "$cross $flags builds" build "$work/cross" "$cross" $flags -static || continue
+    check "$cross $flags, under qemu" same "$first" "qemu-$machine" "$work/cross"
+  done
+done
+
+# A plain x86-64 CPU without AVX, and one with AVX2 only.
+if have qemu-x86_64 && build "$work/static" gcc -O2 -static >/dev/null 2>&1; then
+  check "x86-64 without AVX, under qemu" same "$first" qemu-x86_64 -cpu qemu64 "$work/static"
+  check "x86-64 with AVX2, under qemu" same "$first" qemu-x86_64 -cpu Haswell "$work/static" --isa avx2
+else
+  skip "x86-64 without AVX (needs qemu-x86_64)"
+fi
+
+# The exact test, whose results are integers, under the flags that break careless code.
+exact_under() {
+  "$@" -D_DEFAULT_SOURCE -I"$root" -I"$root/tests" "$root/tests/test_exact.c" "$root/tests/support/moe_impl.c" \
+    -o "$work/exact" -lcmocka -lm -lpthread && MOE_TEST_QUICK=1 "$work/exact"
+}
+for compiler in $(compilers); do
+  check "$compiler -Ofast, exact test" exact_under "$compiler" -Ofast
+done
+finish

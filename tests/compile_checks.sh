@@ -1,0 +1,126 @@
+#!/bin/sh
+# compile_checks.sh: warning-free under every compiler found, as C99, C11 and C++11; two translation units link; the
+# symbols are ours and no others; the implementation costs seconds and the declarations nothing.
+. "$(dirname "$0")/support/checks.sh"
+strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+
+cat >"$work/implementation.c" <<'C'
+#define MOE_IMPLEMENTATION
+#include "moe.h"
+C
+cat >"$work/user.c" <<'C'
+#include "moe.h"
+#include "moe.h" /* twice does no harm */
+extern int used_from_cpp(void);
+int main(void) {
+  moe_context ctx = {0};
+  moe_router_topk_args args = {0};
+  return moe_router_topk_f32(&ctx, &args) == MOE_OK || ctx.status == MOE_OK || used_from_cpp();
+}
+C
+cat >"$work/user.cc" <<'C'
+#include "moe.h"
+extern "C" int used_from_cpp(void);
+int used_from_cpp(void) { return moe_isa_supported(MOE_ISA_SCALAR) != 1; }
+C
+echo 'int nothing;' >"$work/empty.c"
+printf '#include "moe.h"\nint nothing;\n' >"$work/declarations.c"
+
+two_units() { # compiler
+  "$1" -O1 -I"$root" -c "$work/implementation.c" -o "$work/implementation.o" &&
+    "$1" -std=c99 -I"$root" -c "$work/user.c" -o "$work/user.o" &&
+    "$(cxx_of "$1")" -std=c++11 -I"$root" -c "$work/user.cc" -o "$work/user_cc.o" &&
+    "$(cxx_of "$1")" "$work/implementation.o" "$work/user.o" "$work/user_cc.o" -lm -o "$work/user" && "$work/user"
+}
+
+# clang 19 finds -Ofast old-fashioned; its meaning has not changed.
+tolerate() { case $("$1" --version) in *clang*) echo "-Wno-unknown-warning-option -Wno-deprecated-ofast" ;; esac; }
+
+# Every symbol defined is public and ours; nothing is asked of the system that prints, allocates or exits.
+symbols() {
+  gcc -O2 -I"$root" -c "$work/implementation.c" -o "$work/implementation.o" || return 1
+  defined=$(nm -g --defined-only "$work/implementation.o" | awk '{print $3}')
+  for symbol in $defined; do
+    case $symbol in
+    moe_*_) echo "private symbol $symbol is global" && return 1 ;;
+    moe_*) ;;
+    *) echo "foreign symbol $symbol" && return 1 ;;
+    esac
+  done
+  undefined=$(nm -u "$work/implementation.o" | awk '{print $2}')
+  for symbol in $undefined; do
+    case $symbol in
+    malloc | calloc | realloc | free | printf | fprintf | puts | abort | exit | pthread_* | getenv)
+      echo "uses $symbol" && return 1
+      ;;
+    esac
+  done
+}
+
+# Every declared function is defined.
+declared_is_defined() {
+  cat >"$work/declared.c" <<'C'
+#include "moe.h"
+C
+  gcc -E -P -I"$root" "$work/declared.c" | tr '\n' ' ' | tr ';' '\n' |
+    sed -n 's/.*[ *]\(moe_[a-z0-9_]*\)(.*/\1/p' | grep -v '^moe_task$' | sort -u >"$work/declared"
+  [ "$(wc -l <"$work/declared")" -gt 30 ] || return 1
+  nm -g --defined-only "$work/implementation.o" | awk '{print $3}' | sort -u >"$work/defined"
+  missing=$(comm -23 "$work/declared" "$work/defined")
+  extra=$(comm -13 "$work/declared" "$work/defined")
+  [ -z "$missing" ] || { echo "declared, not defined: $missing" && return 1; }
+  [ -z "$extra" ] || { echo "defined, not declared: $extra" && return 1; }
+}
+
+# The median CPU time of five (or $1) runs of a command, less the median of a compiler that compiles nothing.
+cpu_time() {
+  python3 - "$@" <<'P'
+import resource, statistics, subprocess, sys
+def measure(command):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+limit, runs, source, baseline = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+command = sys.argv[5:]
+cost = statistics.median(measure(command + [source]) for _ in range(runs))
+cost -= statistics.median(measure(command + [baseline]) for _ in range(runs))
+print("%.3f s of %.2f s allowed" % (cost, limit))
+sys.exit(cost > limit)
+P
+}
+
+timed_check() { # description limit runs source compiler...
+  description=$1
+  shift
+  check "$description" cpu_time "$@" && sed 's/^/# /' "$work/check.log"
+}
+
+for compiler in $(compilers); do
+  cxx=$(cxx_of "$compiler")
+  check "$compiler: declarations, C99" "$compiler" -std=c99 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
+  check "$compiler: declarations, C11" "$compiler" -std=c11 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
+  if have "$cxx"; then
+    for standard in c++11 c++20; do
+      check "$cxx: declarations, $standard" "$cxx" -std=$standard $strict -I"$root" -c "$work/user.cc" -o "$work/out.o"
+    done
+    check "$compiler: C and C++ users and the implementation link and run" two_units "$compiler"
+  else
+    skip "$compiler: C++ (no $cxx)"
+  fi
+  for flags in "-std=c11 -O2" "-O0" "-O3 -march=native" "-Ofast" "-O2 -fopenmp"; do
+    case $flags in *openmp*)
+      has_openmp "$compiler" || { skip "$compiler: $flags (no OpenMP library for it)" && continue; }
+      ;;
+    esac
+    check "$compiler: implementation without warnings, $flags" \
+      "$compiler" $flags $(tolerate "$compiler") $strict -I"$root" -c "$work/implementation.c" -o "$work/out.o"
+  done
+  timed_check "$compiler: -O2 of the implementation takes under 5 s" 5 1 \
+    "$work/implementation.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
+  timed_check "$compiler: including the declarations takes under 0.05 s" 0.05 9 \
+    "$work/declarations.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
+done
+check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols
+check "symbols: what is declared is defined, and nothing else" declared_is_defined
+finish

@@ -1,0 +1,85 @@
+#!/bin/sh
+# package_checks.sh: the ways to get at the library: one amalgamated file alone in a directory, an installed header with
+# pkg-config, a Meson subproject, and the plain compiler line for the example.
+. "$(dirname "$0")/support/checks.sh"
+strict="-std=c11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+single=$work/single
+
+cat >"$work/program.c" <<'C'
+#define MOE_IMPLEMENTATION
+#include <moe.h>
+int main(void) {
+  float x[3] = {-1.0f, 0.0f, 1.0f}, y[3];
+  return moe_activation_f32(NULL, MOE_ACT_RELU, 0.0f, x, y, NULL, 3) != MOE_OK || y[0] != 0.0f || y[2] != 1.0f;
+}
+C
+
+amalgamate() {
+  mkdir -p "$single" && python3 "$root/tools/amalgamate.py" "$single/moe.h" && ls -l "$single" &&
+    ! grep -n '^ *# *include *"' "$single/moe.h"
+}
+alone() { # compiler
+  cd "$single" && printf '#define MOE_IMPLEMENTATION\n#include "moe.h"\n' >one.c && "$1" -O2 $strict -c one.c -o one.o
+}
+
+hash_with() { # include directory, output
+  gcc -O2 -I"$1" -I"$root/tests" "$root/tests/bits_hash.c" "$root/tests/support/problem.c" \
+    "$root/tests/support/problem_ops.c" "$root/tests/support/moe_impl.c" -o "$work/hash" -lm && "$work/hash" >"$2"
+}
+same_hashes() {
+  hash_with "$single" "$work/hash_single" && hash_with "$root" "$work/hash_tree" &&
+    diff "$work/hash_single" "$work/hash_tree"
+}
+
+exact_with() { # include directory, output
+  gcc -O2 -D_DEFAULT_SOURCE -I"$1" -I"$root/tests" "$root/tests/test_exact.c" "$root/tests/support/moe_impl.c" \
+    -o "$work/exact" -lcmocka -lm -lpthread && MOE_TEST_QUICK=1 CMOCKA_MESSAGE_OUTPUT=TAP "$work/exact" >"$2"
+}
+same_exact() {
+  exact_with "$single" "$work/exact_single" && exact_with "$root" "$work/exact_tree" &&
+    diff "$work/exact_single" "$work/exact_tree"
+}
+
+installed() {
+  meson setup "$work/build" "$root" --prefix="$work/prefix" --libdir=lib -Dtests=disabled -Dbench=disabled \
+    -Dexamples=disabled && meson install -C "$work/build" && export PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" &&
+    pkg-config --modversion moe && cd "$work" && rm -rf tree &&
+    gcc -O1 $(pkg-config --cflags moe) program.c -o installed $(pkg-config --libs moe) && ./installed
+}
+
+subproject() {
+  mkdir -p "$work/super/subprojects" && ln -s "$root" "$work/super/subprojects/moe" && cd "$work/super" &&
+    cp "$work/program.c" . || return 1
+  cat >meson.build <<'M'
+project('super', 'c')
+moe_dep = dependency('moe', fallback: ['moe', 'moe_dep'])
+executable('program', 'program.c', dependencies: moe_dep)
+M
+  meson setup build && ninja -C build && ./build/program &&
+    [ ! -e build/subprojects/moe/tests ] && [ ! -e build/subprojects/moe/train_lm ]
+}
+
+version() { # the header's and Meson's are one
+  header=$(sed -n 's/^#define MOE_VERSION_[A-Z]* \([0-9]*\)$/\1/p' "$root/moe.h" | paste -sd.)
+  grep -q "^project.*version: '$header'" "$root/meson.build" || { echo "$header in moe.h" && return 1; }
+}
+
+example() { # the command that README shows, in a fresh copy without anything built
+  mkdir "$work/copy" && cp -r "$root/moe.h" "$root/moe" "$root/examples" "$work/copy" && cd "$work/copy" &&
+    cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h"
+}
+
+if check "amalgamate.py makes one file without quoted includes" amalgamate; then
+  for compiler in $(compilers); do check "$compiler: that file compiles alone" alone "$compiler"; done
+  check "that file gives the same bits" same_hashes
+  check "that file passes the exact test with the same result" same_exact
+fi
+check "moe.h and meson.build agree on the version" version
+check "installed header and pkg-config" installed
+check "as a Meson subproject, nothing of ours is built" subproject
+if [ -f "$root/examples/train_lm.c" ]; then
+  check "cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm" example
+else
+  skip "examples/train_lm.c"
+fi
+finish
