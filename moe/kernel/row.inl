@@ -50,7 +50,8 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
     if (score_function == MOE_SCORE_SIGMOID) {
       slope = MOE_V(mul)(s, complement);
     } else {
-      MOE_V(f) softplus = MOE_V(add)(MOE_V(max)(zero, z), MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)))), root = MOE_V(sqrt)(softplus);
+      MOE_V(f) l = MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)));
+      MOE_V(f) root = MOE_V(sqrt)(MOE_V(add)(MOE_V(max)(zero, z), l));
       /* s/(2*root); where both have underflowed, the root: 0, or the NaN it is. */
       slope = MOE_V(mul)(MOE_V(set1)(0.5f), MOE_V(div)(s, root));
       slope = MOE_V(select)(MOE_V(lt)(zero, root), slope, root);

@@ -77,8 +77,8 @@ MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
   const moe_route_blocks_args *args = route->args;
   int64_t pairs = 0, blocks = 0;
   for (int64_t c = 0; c < route->chunks; c++) {
-    if (route->fault[c] == MOE_ROUTE_OUTSIDE_) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
-    if (route->fault[c] == MOE_ROUTE_TWICE_) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "names an expert twice for a token");
+    const char *what = route->fault[c] == MOE_ROUTE_TWICE_ ? "names an expert twice for a token" : "has an id outside [-1,E)";
+    if (route->fault[c]) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", what);
   }
   route->first[0] = route->first_block[0] = 0;
   for (int64_t e = 0; e < args->E; e++) {
@@ -173,7 +173,8 @@ MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blo
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
   if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
   if (args->capacity < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "capacity", "is negative");
-  if (args->block_per_expert && args->N != args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must be E with block_per_expert");
+  if (args->block_per_expert && args->N != args->E)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must be E with block_per_expert");
   if (args->block_per_expert && args->capacity > args->B)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "capacity", "exceeds B, the rows of an expert's only block");
   return MOE_OK;
@@ -229,7 +230,9 @@ MOE_FN moe_status moe_route_blocks_any_(moe_context *ctx, const moe_route_blocks
   return status;
 }
 
-moe_status moe_route_blocks(moe_context *ctx, const moe_route_blocks_args *args) { return moe_route_blocks_any_(ctx, args, NULL, 0); }
+moe_status moe_route_blocks(moe_context *ctx, const moe_route_blocks_args *args) {
+  return moe_route_blocks_any_(ctx, args, NULL, 0);
+}
 
 moe_status moe_route_blocks_workspace_size(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes) {
   return moe_route_blocks_any_(ctx, args, bytes, 1);

@@ -112,7 +112,8 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, int64_t lane_number) {
   const moe_router_lane_ lane = moe_router_lane_layout_(router, &memory);
   const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
   if (router->product) {
-    const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, (const char *)args->router_bias, 0};
+    const char *bias = (const char *)args->router_bias;
+    const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, bias, 0};
     moe_left_ left;
     moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows);
     moe_router_multiply_(&product, &left, first, lane.c, lane.scratch);
@@ -125,10 +126,11 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
   const int product = router->product;
   const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
   const int64_t picked = moe_mul3_(T, args->K, 4);
+  const void *weight = product ? args->router_weight : NULL, *bias = product ? args->router_bias : NULL;
   const moe_tensor_ tensor[] = {
       {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
-      {"router_weight", product ? args->router_weight : NULL, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
-      {"router_bias", product ? args->router_bias : NULL, moe_mul_(E, size), size, MOE_INPUT_OPTIONAL},
+      {"router_weight", weight, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"router_bias", bias, moe_mul_(E, size), size, MOE_INPUT_OPTIONAL},
       {"selection_bias", args->selection_bias, moe_mul_(E, 4), 4, MOE_INPUT_OPTIONAL},
       {"token_mask", args->token_mask, T, 1, MOE_INPUT_OPTIONAL},
       {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
@@ -139,7 +141,8 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
 
-MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, size_t *bytes,
+                                       int sizes_only) {
   moe_router_ router;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;

@@ -60,6 +60,7 @@ MOE_FN void moe_router_bwd_layout_(moe_router_bwd_ *bwd, moe_arena_ *arena, int6
 MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, int64_t t) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const char *affinities_grad = (const char *)args->expert_affinities_masked_grad;
+  const int64_t size = moe_dtype_bytes_(bwd->affinity_dtype);
   int64_t n = 0;
   for (int64_t k = 0; k < args->K; k++) {
     const int32_t e = args->expert_index[t * args->K + k];
@@ -67,7 +68,7 @@ MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_rout
     lane->expert[n] = e;
     lane->z[n] = args->router_logits[t * args->E + e];
     if (args->weights_grad) lane->dw[n] = args->weights_grad[t * args->K + k];
-    else bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * moe_dtype_bytes_(bwd->affinity_dtype), 1);
+    else bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * size, 1);
     n++;
   }
   return n;
@@ -167,7 +168,9 @@ MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_rout
   if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
-  return args->accumulate & ~known ? moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call") : MOE_OK;
+  if (args->accumulate & ~known)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call");
+  return MOE_OK;
 }
 
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
@@ -179,11 +182,13 @@ MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index
 MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized, int sizes_only) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
-  const int64_t logits = moe_mul3_(T, E, 4), grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype), affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
+  const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype), affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
+  const int64_t logits = moe_mul3_(T, E, 4);
+  const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL, weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
   const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
   const moe_tensor_ tensor[] = {
-      {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL},
-      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
+      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
       {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
       {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4, affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
@@ -222,8 +227,10 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   if (bwd->dw) {
     /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */
     const int64_t panels = args->H / MOE_PANEL >= 4 * moe_lanes_(ctx) ? MOE_XT_ROWS_ : 1;
-    bwd->xt = (moe_router_xt_){&bwd->kernels, args->T, args->H, args->E, (const char *)args->hidden_states, bwd->dtype, args->logits_grad,
-                               (char *)args->router_weight_grad, bwd->weight_grad_dtype, accumulate, panels};
+    const char *x = (const char *)args->hidden_states;
+    char *out = (char *)args->router_weight_grad;
+    bwd->xt = (moe_router_xt_){&bwd->kernels,     args->T, args->H,                args->E,    x,     bwd->dtype,
+                               args->logits_grad, out,     bwd->weight_grad_dtype, accumulate, panels};
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }
   if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_PANEL);
@@ -232,7 +239,8 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   moe_run_(ctx, last, 2);
 }
 
-MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype, size_t *bytes,
+                                           int sizes_only) {
   moe_router_bwd_ bwd;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -249,12 +257,13 @@ MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_to
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                                    \
-  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                                   \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                          \
-  }                                                                                                                                 \
-  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args, size_t *bytes) {   \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                         \
+#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                          \
+  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                         \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                \
+  }                                                                                                                       \
+  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args,          \
+                                                         size_t *bytes) {                                                 \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                               \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
 #undef MOE_DEFINE_ROUTER_BWD_

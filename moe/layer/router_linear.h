@@ -74,7 +74,8 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
   float add[MOE_PANEL];
   for (int64_t at = 0; at < columns; at += MOE_PANEL) {
     const int64_t n = moe_min_(MOE_PANEL, columns - at);
-    moe_multiply_panel_(kernels, MOE_PRODUCT_F32, left, moe_router_weight_depth_(w), moe_router_panel_(w, at / MOE_PANEL), c, scratch);
+    const float *panel = moe_router_panel_(w, at / MOE_PANEL);
+    moe_multiply_panel_(kernels, MOE_PRODUCT_F32, left, moe_router_weight_depth_(w), panel, c, scratch);
     if (p->bias) kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
     for (int64_t i = 0; i < left->rows; i++) {
       char *out = p->out + ((first + i) * columns + at) * size;
@@ -152,13 +153,15 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
     const int64_t n = moe_min_(MOE_XT_PIECE_, g->T - t);
     for (int64_t i = 0; i < rows; i += MOE_PANEL) {
       const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
-      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](x + i / MOE_PANEL * piece, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, rows - i));
+      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](x + i / MOE_PANEL * piece, 0, MOE_PANEL, &source, n,
+                                                     moe_min_(MOE_PANEL, rows - i));
     }
     for (int64_t j = 0; j < columns; j += MOE_PANEL) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};
       g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, columns - j));
       for (int64_t i = 0; i < rows; i += MOE_PANEL)
-        moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * piece, dz, n, c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square);
+        moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * piece, dz, n,
+                            c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square);
     }
   }
   moe_router_xt_store_(g, h, rows, e, columns, c);

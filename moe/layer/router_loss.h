@@ -19,15 +19,17 @@ typedef struct moe_router_loss_ {
   const moe_router_loss_args *args;
   moe_kernels kernels;
   moe_score_function score_function;
-  int64_t tokens;       /* T' */
-  int64_t first, last;  /* the range of tokens at work */
-  int64_t from, to;     /* the columns at work */
-  float *gain;          /* load balance: [to - from] c*E*n_e/(K*T'^2) */
+  int64_t tokens;         /* T' */
+  int64_t first, last;    /* the range of tokens at work */
+  int64_t from, to;       /* the columns at work */
+  float *gain;            /* load balance: [to - from] c*E*n_e/(K*T'^2) */
   moe_loss_token_ *token; /* [last - first] */
-  float sum;            /* of the terms so far */
+  float sum;              /* of the terms so far */
 } moe_router_loss_;
 
-MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) { return !args->token_mask || args->token_mask[t] != 0; }
+MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {
+  return !args->token_mask || args->token_mask[t] != 0;
+}
 
 /* log x for x >= 1, or NaN or infinity. x = 2^n*m, m near 1; log m = 2*atanh(s), s = (m-1)/(m+1). Within 2 ulp. */
 MOE_FN float moe_log_(float x) {
@@ -143,7 +145,8 @@ MOE_FN void moe_z_terms_(void *arg, int64_t item, int64_t lane) {
     const float *z = args->router_logits + t * args->E;
     moe_loss_token_ *token = &loss->token[t - loss->first];
     *token = moe_loss_token_at_(loss, z);
-    const float logsumexp = token->shift + moe_log_(token->total), gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
+    const float logsumexp = token->shift + moe_log_(token->total);
+    const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
     token->term = logsumexp * logsumexp;
     for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_PIECE_) {
       const int64_t n = moe_min_(MOE_LOSS_PIECE_, args->E - e);
@@ -240,7 +243,9 @@ MOE_FN moe_status moe_router_loss_any_(moe_context *ctx, const moe_router_loss_a
   return moe_succeed_(ctx);
 }
 
-moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args) { return moe_router_loss_any_(ctx, args, 1); }
+moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args) {
+  return moe_router_loss_any_(ctx, args, 1);
+}
 
 moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args) { return moe_router_loss_any_(ctx, args, 0); }
 

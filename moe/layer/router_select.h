@@ -61,7 +61,8 @@ MOE_FN float moe_group_score_(const float *value, int64_t n) {
 
 /* best[0..k): the ranks of the k best values, best first; of the topk_groups best groups only, if there are groups.
    groups: room for topk_groups ranks. */
-MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups, uint64_t *best) {
+MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups,
+                         uint64_t *best) {
   int64_t held = 0;
   if (config->num_groups == 0) {
     for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));
@@ -71,7 +72,8 @@ MOE_FN void moe_select_(const moe_router_config *config, const float *value, int
       moe_offer_(groups, &held, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
     held = 0;
     for (int64_t i = 0; i < kept; i++)
-      for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++) moe_offer_(best, &held, k, moe_rank_(value[j], j));
+      for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++)
+        moe_offer_(best, &held, k, moe_rank_(value[j], j));
   }
   moe_sort_best_(best, k);
 }
