@@ -86,13 +86,41 @@ MOE_FN void moe_close_workspace_(moe_context *ctx, moe_workspace_ *workspace) {
 
 /* ------------------------------------------------------------------------------------------------------ work items */
 
-/* One kind of work item. run() gets the item's number and the number of the lane it runs on: at any moment a lane is on one
-   thread only, so a lane's scratch memory is its own. */
+/* Memory that will be read soon: `rows` stretches of `bytes`, each `stride` after the one before or, with an index, at
+   index[row] strides; from one or two bases. */
+typedef struct moe_ahead_ {
+  const char *base[2];
+  const int32_t *index;
+  int64_t stride, rows, bytes;
+  int64_t row, step; /* how far it is; rows per moe_ahead_step_ */
+} moe_ahead_;
+
+/* What a work item is told beside its number. At any moment a lane is on one thread only, so a lane's scratch memory is its
+   own; `ahead` is what the lane's next item will read first. */
+typedef struct moe_turn_ {
+  int64_t lane;
+  moe_ahead_ ahead;
+} moe_turn_;
+
+/* One kind of work item. */
 typedef struct moe_work_ {
   int64_t count;
-  void (*run)(void *arg, int64_t item, int64_t lane);
+  void (*run)(void *arg, int64_t item, moe_turn_ *turn);
   void *arg;
+  void (*look_ahead)(void *arg, int64_t item, moe_ahead_ *ahead); /* (optional) */
 } moe_work_;
+
+/* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` calls of
+   moe_ahead_step_. */
+MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps) { ahead->step = moe_ceil_div_(ahead->rows, moe_max_(1, steps)); }
+
+MOE_FN void moe_ahead_step_(moe_ahead_ *ahead) {
+  for (const int64_t end = moe_min_(ahead->rows, ahead->row + ahead->step); ahead->row < end; ahead->row++) {
+    const int64_t at = (ahead->index ? ahead->index[ahead->row] : ahead->row) * ahead->stride;
+    for (int b = 0; b < 2 && ahead->base[b]; b++)
+      for (int64_t i = 0; i < ahead->bytes; i += 64) __builtin_prefetch(ahead->base[b] + at + i, 0, 2);
+  }
+}
 
 typedef struct moe_job_ {
   const moe_work_ *work;
@@ -102,26 +130,39 @@ typedef struct moe_job_ {
   atomic_llong next;
 } moe_job_;
 
-MOE_FN void moe_run_item_(const moe_job_ *job, int64_t item, int64_t lane) {
-  int w = 0;
-  while (item >= job->work[w].count) item -= job->work[w++].count;
-  job->work[w].run(job->work[w].arg, item, lane);
+MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
+  const moe_work_ *work = job->work;
+  while (*item >= work->count) *item -= work++->count;
+  return work;
 }
 
+/* The lane's n-th item, or -1 when there are no more. */
+MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t lane, int64_t n) {
+  if (job->schedule == MOE_SCHEDULE_HI_LO) {
+    const int64_t share = job->items / job->lanes, extra = job->items % job->lanes;
+    return n < share + (lane < extra) ? lane * share + moe_min_(lane, extra) + n : -1;
+  }
+  const int64_t i = (int64_t)atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+  if (i >= job->items) return -1;
+  return job->schedule == MOE_SCHEDULE_SHUFFLED ? (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items) : i;
+}
+
+/* A lane claims one item ahead, so that the item under way can have the next one's memory fetched. */
 MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
   moe_job_ *job = (moe_job_ *)arg;
-  moe_fpenv_ saved = moe_fpenv_enter_();
-  if (job->schedule == MOE_SCHEDULE_HI_LO) {
-    int64_t share = job->items / job->lanes, extra = job->items % job->lanes;
-    int64_t first = lane * share + moe_min_(lane, extra), last = first + share + (lane < extra);
-    for (int64_t i = first; i < last; i++) moe_run_item_(job, i, lane);
-  } else {
-    for (;;) {
-      int64_t i = (int64_t)atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
-      if (i >= job->items) break;
-      if (job->schedule == MOE_SCHEDULE_SHUFFLED) i = (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items);
-      moe_run_item_(job, i, lane);
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  int64_t item = moe_claim_(job, lane, 0);
+  for (int64_t n = 1; item >= 0; n++) {
+    const moe_work_ *work = moe_find_work_(job, &item);
+    moe_turn_ turn = {0};
+    turn.lane = lane;
+    int64_t next = moe_claim_(job, lane, n), inner = next;
+    if (next >= 0) {
+      const moe_work_ *after = moe_find_work_(job, &inner);
+      if (after->look_ahead) after->look_ahead(after->arg, inner, &turn.ahead);
     }
+    work->run(work->arg, item, &turn);
+    item = next;
   }
   moe_fpenv_leave_(saved);
 }

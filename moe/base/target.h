@@ -33,6 +33,20 @@
 #error "moe.h needs gcc or clang"
 #endif
 
+/* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the pragmas
+   say. It cannot see through this: every product the vocabulary returns has passed it. */
+#if !defined(__clang__)
+#define MOE_OPAQUE(x) ((void)0)
+#elif defined(__x86_64__) || defined(__i386__)
+#define MOE_OPAQUE(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__) || defined(__arm__)
+#define MOE_OPAQUE(x) __asm__("" : "+w"(x))
+#elif defined(__riscv) || defined(__s390x__) || defined(__powerpc64__)
+#define MOE_OPAQUE(x) __asm__("" : "+f"(x))
+#else
+#define MOE_OPAQUE(x) __asm__("" : "+m"(x))
+#endif
+
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__SSE2__)
 #define MOE_X86 1
 #ifdef __clang__

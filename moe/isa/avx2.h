@@ -13,7 +13,11 @@ MOE_INLINE __m256 moe_set1_avx2(float x) { return _mm256_set1_ps(x); }
 MOE_INLINE __m256i moe_set1i_avx2(uint32_t x) { return _mm256_set1_epi32((int)x); }
 MOE_INLINE __m256 moe_add_avx2(__m256 a, __m256 b) { return a + b; }
 MOE_INLINE __m256 moe_sub_avx2(__m256 a, __m256 b) { return a - b; }
-MOE_INLINE __m256 moe_mul_avx2(__m256 a, __m256 b) { return a * b; }
+MOE_INLINE __m256 moe_mul_avx2(__m256 a, __m256 b) {
+  __m256 product = a * b;
+  MOE_OPAQUE(product);
+  return product;
+}
 MOE_INLINE __m256 moe_div_avx2(__m256 a, __m256 b) { return a / b; }
 MOE_INLINE __m256 moe_fma_avx2(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
 MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }

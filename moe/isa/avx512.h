@@ -13,7 +13,11 @@ MOE_INLINE __m512 moe_set1_avx512(float x) { return _mm512_set1_ps(x); }
 MOE_INLINE __m512i moe_set1i_avx512(uint32_t x) { return _mm512_set1_epi32((int)x); }
 MOE_INLINE __m512 moe_add_avx512(__m512 a, __m512 b) { return a + b; }
 MOE_INLINE __m512 moe_sub_avx512(__m512 a, __m512 b) { return a - b; }
-MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) { return a * b; }
+MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) {
+  __m512 product = a * b;
+  MOE_OPAQUE(product);
+  return product;
+}
 MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
 MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }

@@ -36,7 +36,11 @@ MOE_INLINE float moe_set1_scalar(float x) { return x; }
 MOE_INLINE uint32_t moe_set1i_scalar(uint32_t x) { return x; }
 MOE_INLINE float moe_add_scalar(float a, float b) { return a + b; }
 MOE_INLINE float moe_sub_scalar(float a, float b) { return a - b; }
-MOE_INLINE float moe_mul_scalar(float a, float b) { return a * b; }
+MOE_INLINE float moe_mul_scalar(float a, float b) {
+  float product = a * b;
+  MOE_OPAQUE(product);
+  return product;
+}
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
 MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }

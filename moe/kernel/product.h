@@ -1,12 +1,14 @@
-/* A few rows times one packed panel: the loop around the tile. Rows whose type is not the panel's are converted on the way,
-   a cache-sized piece of k at a time. */
+/* Rows times 64 columns of a right operand: the loop around the tile. It walks k in pieces whose packed panel fits the
+   first-level cache, packs a piece, multiplies all rows with it, and meanwhile has the next piece's memory fetched; so weights
+   are read once, whether there is one row or hundreds. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
-/* Scratch of one product: converted rows. */
-#define MOE_PRODUCT_SCRATCH_ ((int64_t)MOE_ROWS_MAX * MOE_PIECE_F32_ * 4)
-
 enum { MOE_PIECE_F32_ = 128, MOE_PIECE_PAIRS_ = 256 }; /* k per piece: 32 KiB of panel */
+
+/* Bytes of what moe_multiply_ needs beside c: a packed piece, and a tile's converted rows. */
+#define MOE_PIECE_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
+#define MOE_CONVERTED_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_TILE_ROWS * 4)
 
 MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
 
@@ -15,13 +17,24 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
   return moe_mul3_(moe_even_(k), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
 }
 
+/* ------------------------------------------------------------------------------------------------------ left operand */
+
 typedef struct moe_left_ {
   const char *row[MOE_ROWS_MAX]; /* first element of each row */
   int64_t rows, step;            /* bytes from a pair of elements to the next: see moe_tile_fn_ */
   moe_dtype dtype;
 } moe_left_;
 
-/* The columns [first, first+rows) of a packed panel as rows. */
+/* Rows [first, first+count) of a matrix, from element `from` on. */
+MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from) {
+  const int64_t size = moe_dtype_bytes_(dtype);
+  left->rows = count;
+  left->dtype = dtype;
+  left->step = 2 * size;
+  for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
+}
+
+/* The first `rows` columns of a packed panel as rows. */
 MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const void *panel, int64_t rows) {
   left->rows = rows;
   left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
@@ -29,30 +42,109 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
 }
 
-/* c[rows][64] = left * panel over k elements. */
-MOE_FN void moe_multiply_panel_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left, int64_t k, const void *panel, float *c,
-                         float *scratch) {
-  const moe_panel_kind_ kind = kernels->panel[product];
-  const int direct = kind == MOE_PANEL_PAIRS ? left->dtype == MOE_DTYPE_BF16 : left->dtype == MOE_DTYPE_F32;
-  const int64_t piece = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
-  const int64_t panel_row = MOE_PANEL * (kind == MOE_PANEL_F32 ? 4 : 2);
-  const char *row[MOE_ROWS_MAX];
-  memset(c, 0, (size_t)(left->rows * MOE_PANEL) * sizeof *c);
+/* ----------------------------------------------------------------------------------------------------- right operand */
+
+/* Up to 64 columns of k elements: packed already, or where they lie in memory. Untransposed, element (k, n) of part p is at
+   base[p] + k*stride, n elements on, and part p fills the panel's columns from 64/parts * p; transposed (one part), column n
+   is contiguous at base[0] + n*stride. */
+typedef struct moe_right_ {
+  const void *panel; /* or NULL */
+  const char *base[2];
+  int64_t parts, stride, n; /* n: columns of each part */
+  int transposed;
+  moe_dtype dtype;
+  int64_t k;
+} moe_right_;
+
+/* Elements [from, from+k) of the right operand as a panel. */
+MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k, void *panel) {
+  if (right->transposed) {
+    kernels->pack_cols[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
+    return;
+  }
+  for (int64_t p = 0; p < right->parts; p++) {
+    const moe_rows_ rows = {right->base[p] + from * right->stride, right->stride, NULL};
+    kernels->pack_rows[kind][right->dtype](panel, MOE_PANEL / right->parts * p, MOE_PANEL / right->parts, &rows, k, right->n);
+  }
+}
+
+/* The memory that packing elements [from, from+k) will read. */
+MOE_FN moe_ahead_ moe_right_ahead_(const moe_right_ *right, int64_t from, int64_t k) {
+  moe_ahead_ ahead = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
+  const int64_t size = moe_dtype_bytes_(right->dtype);
+  if (right->panel) return ahead;
+  ahead.base[0] = right->base[0] + from * (right->transposed ? size : right->stride);
+  if (right->parts == 2) ahead.base[1] = right->base[1] + from * right->stride;
+  ahead.stride = right->stride;
+  ahead.rows = right->transposed ? right->n : k;
+  ahead.bytes = (right->transposed ? k : right->n) * size;
+  return ahead;
+}
+
+MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
+  return kernels->panel[product] == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
+}
+
+/* What a product with `right` reads first. */
+MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
+  return moe_right_ahead_(right, 0, moe_min_(moe_piece_(kernels, product), right->k));
+}
+
+/* ---------------------------------------------------------------------------------------------------------- product */
+
+typedef struct moe_operands_ {
+  const moe_kernels *kernels;
+  moe_product_ product;
+  const moe_left_ *left;
+  const moe_right_ *right;
+  float *c;         /* [left.rows][64] output */
+  void *piece;      /* MOE_PIECE_BYTES_, unless right.panel */
+  float *converted; /* MOE_CONVERTED_BYTES_ */
+  const moe_ahead_ *next; /* what will be read after this product, or NULL */
+} moe_operands_;
+
+/* All rows times one packed piece of n elements. */
+MOE_FN void moe_multiply_piece_(const moe_operands_ *m, int64_t from, int64_t n, const void *panel, moe_ahead_ *ahead) {
+  const moe_left_ *left = m->left;
+  const int direct = left->dtype == (m->kernels->panel[m->product] == MOE_PANEL_PAIRS ? MOE_DTYPE_BF16 : MOE_DTYPE_F32);
+  const int64_t at = from / 2 * left->step, bytes = n * moe_dtype_bytes_(left->dtype);
+  const int fetch = left->step <= 8; /* a packed panel's rows share cache lines */
+  const char *row[MOE_TILE_ROWS];
+  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS) {
+    const int64_t rows = moe_min_(MOE_TILE_ROWS, left->rows - i), later = moe_min_(MOE_TILE_ROWS, left->rows - i - rows);
+    for (int64_t j = 0; j < later && fetch; j++)
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(left->row[i + rows + j] + at + b, 0, 3);
+    moe_ahead_step_(ahead);
+    for (int64_t j = 0; j < rows; j++) {
+      row[j] = left->row[i + j] + at;
+      if (direct) continue;
+      m->kernels->load_row[left->dtype](m->converted + j * MOE_PIECE_F32_, row[j], n);
+      row[j] = (const char *)(m->converted + j * MOE_PIECE_F32_);
+    }
+    m->kernels->tile[m->product]((int)rows, row, direct ? left->step : 8, n, panel, m->c + i * MOE_PANEL);
+  }
+}
+
+/* c = left * right */
+MOE_FN void moe_multiply_(const moe_operands_ *m) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t piece = moe_piece_(m->kernels, m->product), k = m->right->k;
+  const moe_ahead_ none = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
+  memset(m->c, 0, (size_t)(m->left->rows * MOE_PANEL) * sizeof *m->c);
 #if MOE_X86
-  const int by_mode = product == MOE_PRODUCT_BF16 && kernels->bf16_by_mode;
+  const int by_mode = m->product == MOE_PRODUCT_BF16 && m->kernels->bf16_by_mode;
   if (by_mode) moe_flush_on_();
 #endif
   for (int64_t from = 0; from < k; from += piece) {
-    const int64_t n = moe_min_(piece, k - from);
-    for (int64_t i = 0; i < left->rows; i++) {
-      row[i] = left->row[i] + from / 2 * left->step;
-      if (direct) continue;
-      kernels->load_row[left->dtype](scratch + i * piece, row[i], n);
-      row[i] = (const char *)(scratch + i * piece);
+    const int64_t n = moe_min_(piece, k - from), more = moe_min_(piece, k - from - n);
+    const void *panel = (const char *)m->right->panel + moe_panel_bytes_(kind, from);
+    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(m->right, from + n, more) : m->next ? *m->next : none;
+    moe_ahead_pace_(&ahead, moe_ceil_div_(m->left->rows, MOE_TILE_ROWS));
+    if (!m->right->panel) {
+      moe_pack_right_(m->kernels, kind, m->right, from, n, m->piece);
+      panel = m->piece;
     }
-    for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS)
-      kernels->tile[product]((int)moe_min_(MOE_TILE_ROWS, left->rows - i), row + i, direct ? left->step : 8, n,
-                             (const char *)panel + from * panel_row, c + i * MOE_PANEL);
+    moe_multiply_piece_(m, from, n, panel, &ahead);
   }
 #if MOE_X86
   if (by_mode) moe_flush_off_();

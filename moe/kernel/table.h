@@ -10,7 +10,7 @@
 
 enum {
   MOE_PANEL = 64,    /* columns of a panel */
-  MOE_ROWS_MAX = 96, /* rows of A in flight: their products with a panel stay in cache */
+  MOE_ROWS_MAX = 512, /* rows of A in flight: their products with a panel, 128 KiB, stay in cache */
   MOE_TILE_ROWS = 6  /* rows of A in registers */
 };
 

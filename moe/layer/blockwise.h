@@ -15,16 +15,16 @@ typedef struct moe_blockwise_ {
   int by_expert; /* the order of work items: an expert's panels together, or a panel's experts */
   moe_plan_ plan;
   char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, panel_bytes, left_bytes, sum_floats;
+  int64_t lane_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_blockwise_;
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
-  char *panel;     /* packed right operand */
-  char *left;      /* packed left operand of weight gradients */
-  float *c;        /* [MOE_ROWS_MAX][64] products */
-  float *piece;    /* converted rows */
-  float *sum;      /* MOE_CHUNK x 64 partial outputs, a row of H, or a column of T */
+  float *c;         /* [MOE_ROWS_MAX][64] products */
+  void *piece;      /* see moe_operands_ */
+  float *converted; /* see moe_operands_ */
+  float *sum;       /* MOE_CHUNK x 64 partial outputs, or a column of T */
+  char *grad_x, *grad_y; /* packed operands of weight gradients */
 } moe_lane_;
 
 MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
@@ -125,19 +125,20 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_blockwise_ *call, moe_arena_ *arena) {
   moe_lane_ lane;
-  lane.panel = (char *)moe_take_(arena, call->panel_bytes);
-  lane.left = (char *)moe_take_(arena, call->left_bytes);
   lane.c = (float *)moe_take_(arena, (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4);
-  lane.piece = (float *)moe_take_(arena, MOE_PRODUCT_SCRATCH_);
+  lane.piece = moe_take_(arena, MOE_PIECE_BYTES_);
+  lane.converted = (float *)moe_take_(arena, MOE_CONVERTED_BYTES_);
   lane.sum = (float *)moe_take_(arena, moe_mul_(call->sum_floats, 4));
+  lane.grad_x = (char *)moe_take_(arena, call->grad_x_bytes);
+  lane.grad_y = (char *)moe_take_(arena, call->grad_y_bytes);
   return lane;
 }
 
-MOE_FN void moe_lanes_layout_(moe_blockwise_ *call, moe_arena_ *arena, int64_t lanes, int64_t panel_bytes, int64_t left_bytes, int64_t sum_floats) {
+MOE_FN void moe_lanes_layout_(moe_blockwise_ *call, moe_arena_ *arena, int64_t lanes, int64_t sum_floats, int64_t grad_x_bytes, int64_t grad_y_bytes) {
   moe_arena_ one = {NULL, 0};
-  call->panel_bytes = panel_bytes;
-  call->left_bytes = left_bytes;
   call->sum_floats = sum_floats;
+  call->grad_x_bytes = grad_x_bytes;
+  call->grad_y_bytes = grad_y_bytes;
   moe_lane_layout_(call, &one);
   call->lane_bytes = one.used;
   call->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
@@ -148,13 +149,10 @@ MOE_FN moe_lane_ moe_lane_at_(const moe_blockwise_ *call, int64_t lane) {
   return moe_lane_layout_(call, &arena);
 }
 
-/* Rows [first, first+count) of a matrix as left operand, starting at element `from`. */
-MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from) {
-  const int64_t size = moe_dtype_bytes_(dtype);
-  left->rows = count;
-  left->dtype = dtype;
-  left->step = 2 * size;
-  for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
+/* lane.c = left * right, while `next` is fetched. */
+MOE_FN void moe_lane_multiply_(const moe_blockwise_ *call, const moe_lane_ *lane, const moe_left_ *left, const moe_right_ *right, const moe_ahead_ *next) {
+  const moe_operands_ m = {&call->kernels, call->product, left, right, lane->c, lane->piece, lane->converted, next};
+  moe_multiply_(&m);
 }
 
 /* An item of a stage over experts x panels. */

@@ -61,14 +61,14 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   const moe_blockwise_layer *l = &call->layer;
   const int64_t rows = moe_mul_(l->N, l->B), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
-  const int64_t panel = moe_max_(moe_panel_bytes_(call->panel, moe_max_(l->H, 2 * l->I)), moe_weight_grad_panel_bytes_(call, rows));
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
   backward->recomputed = backward->args->gate_up_proj_act_checkpoint_T ? NULL : moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size));
   backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  moe_lanes_layout_(call, arena, lanes, panel, moe_panel_bytes_(call->panel, rows), moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T));
+  moe_lanes_layout_(call, arena, lanes, moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T), moe_panel_bytes_(call->panel, rows),
+                    moe_weight_grad_panel_bytes_(call, rows));
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
@@ -84,12 +84,19 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   return glu;
 }
 
-MOE_FN void moe_backward_pack_(const moe_combine_ *stage, int64_t expert, int64_t h0, int64_t n, void *panel) {
+/* [Wg|Wu]^T: the contraction runs over gate, then up; with skip_gate over up alone. */
+MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t row_bytes = 2 * l->I * call->size;
-  const char *weight = (const char *)l->gate_up_proj_weight + (expert * l->H + h0) * row_bytes + stage->from * call->size;
-  call->kernels.pack_cols[call->panel][call->dtype](panel, weight, row_bytes, stage->k, n);
+  moe_right_ right = {0};
+  right.transposed = 1;
+  right.parts = 1;
+  right.stride = 2 * l->I * call->size;
+  right.base[0] = (const char *)l->gate_up_proj_weight + (expert * l->H + h0) * right.stride + stage->from * call->size;
+  right.n = moe_min_(MOE_PANEL, l->H - h0);
+  right.dtype = call->dtype;
+  right.k = 2 * l->I - stage->from;
+  return right;
 }
 
 MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -112,7 +119,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) 
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
-    const moe_work_ work = {moe_gate_up_items_(call), moe_gate_up_item_, &gate_up};
+    const moe_work_ work = {moe_gate_up_items_(call), moe_gate_up_item_, &gate_up, moe_gate_up_ahead_};
     moe_run_(ctx, &work, 1);
   }
   moe_down_grad_ stage = {0};
@@ -127,7 +134,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) 
   stage.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   stage.bias_dtype = backward->weight_grad_dtype;
   stage.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  const moe_work_ work = {call->layer.E * moe_down_grad_panels_(call), moe_down_grad_item_, &stage};
+  const moe_work_ work = {call->layer.E * moe_down_grad_panels_(call), moe_down_grad_item_, &stage, moe_down_grad_ahead_};
   moe_run_(ctx, &work, 1);
 }
 
@@ -138,8 +145,7 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   stage.call = call;
   stage.left = (moe_rows_){backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.from = call->glu.skip_gate ? l->I : 0;
-  stage.k = 2 * l->I - stage.from;
-  stage.pack = moe_backward_pack_;
+  stage.right = moe_backward_right_;
   stage.add_row = moe_backward_add_row_;
   stage.output = (char *)backward->args->hidden_states_grad;
   stage.stride = l->H * call->size;
@@ -211,12 +217,12 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   moe_small_grads_ small = moe_backward_small_(backward);
   /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
-  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small};
+  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small, NULL};
   const moe_work_ work[] = {
-      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden},
-      {moe_weight_grad_items_(&gate_up), moe_weight_grad_item_, &gate_up},
-      {moe_weight_grad_items_(&down), moe_weight_grad_item_, &down},
-      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small},
+      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden, moe_combine_ahead_},
+      {moe_weight_grad_items_(&gate_up), moe_weight_grad_item_, &gate_up, moe_weight_grad_ahead_},
+      {moe_weight_grad_items_(&down), moe_weight_grad_item_, &down, moe_weight_grad_ahead_},
+      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
       affinity,
   };
   moe_run_(ctx, work, pre ? 4 : 5);

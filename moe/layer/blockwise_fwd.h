@@ -89,14 +89,20 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
-  moe_lanes_layout_(call, arena, lanes, moe_panel_bytes_(call->panel, moe_max_(l->H, l->I)), 0, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL);
+  moe_lanes_layout_(call, arena, lanes, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, 0, 0);
 }
 
-MOE_FN void moe_forward_pack_(const moe_combine_ *stage, int64_t expert, int64_t h0, int64_t n, void *panel) {
+MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_rows_ weight = {(const char *)l->down_proj_weight + (expert * l->I * l->H + h0) * call->size, l->H * call->size, NULL};
-  call->kernels.pack_rows[call->panel][call->dtype](panel, 0, MOE_PANEL, &weight, l->I, n);
+  moe_right_ right = {0};
+  right.base[0] = (const char *)l->down_proj_weight + (expert * l->I * l->H + h0) * call->size;
+  right.parts = 1;
+  right.stride = l->H * call->size;
+  right.n = moe_min_(MOE_PANEL, l->H - h0);
+  right.dtype = call->dtype;
+  right.k = l->I;
+  return right;
 }
 
 MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -133,20 +139,19 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_plan_build_(&call->plan, l, &call->kernels, call->affinity_dtype);
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
-  const moe_work_ first[] = {{moe_gate_up_items_(call), moe_gate_up_item_, &gate_up},
-                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank}};
+  const moe_work_ first[] = {{moe_gate_up_items_(call), moe_gate_up_item_, &gate_up, moe_gate_up_ahead_},
+                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
   moe_combine_ down = {0};
   down.call = call;
   down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
-  down.k = l->I;
-  down.pack = moe_forward_pack_;
+  down.right = moe_forward_right_;
   down.add_row = moe_forward_add_row_;
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;
   down.accumulate = args->accumulate_output;
   down.user = forward;
-  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down};
+  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_ahead_};
   moe_run_(ctx, &second, 1);
   moe_forward_blank_rows_(forward);
 }

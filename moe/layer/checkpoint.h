@@ -36,12 +36,12 @@ typedef struct moe_blank_ {
 } moe_blank_;
 
 /* Work item: block b's slots that are no rows become zero. */
-MOE_FN void moe_blank_item_(void *arg, int64_t b, int64_t lane_index) {
+MOE_FN void moe_blank_item_(void *arg, int64_t b, moe_turn_ *turn) {
   const moe_blank_ *blank = (const moe_blank_ *)arg;
   const moe_blockwise_ *call = blank->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->checkpoint_size;
-  (void)lane_index;
+  (void)turn;
   for (int64_t r = 0, end; r < l->B; r = end) {
     const uint8_t *used = call->plan.used + b * l->B;
     for (end = r + 1; end < l->B && used[end] == used[r];) end++;

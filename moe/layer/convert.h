@@ -16,13 +16,13 @@ typedef struct moe_convert_job_ {
   moe_convert_ convert;
 } moe_convert_job_;
 
-MOE_FN void moe_convert_piece_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_convert_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_convert_job_ *job = (const moe_convert_job_ *)arg;
   const moe_convert_ *c = &job->convert;
   const int64_t at = item * MOE_CONVERT_PIECE_, n = moe_min_(MOE_CONVERT_PIECE_, c->n - at);
   char *dst = c->dst + at * moe_dtype_bytes_(c->to);
   const char *src = c->src + at * moe_dtype_bytes_(c->from);
-  (void)lane;
+  (void)turn;
   if (c->from == MOE_DTYPE_F32) job->kernels.store_row[c->to](dst, (const float *)(const void *)src, n);
   else job->kernels.load_row[c->from]((float *)(void *)dst, src, n);
 }
@@ -39,7 +39,7 @@ MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert
   moe_convert_job_ job;
   job.kernels = moe_kernels_();
   job.convert = *convert;
-  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_PIECE_), moe_convert_piece_, &job};
+  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_PIECE_), moe_convert_piece_, &job, NULL};
   moe_run_(ctx, &work, 1);
   return moe_succeed_(ctx);
 }

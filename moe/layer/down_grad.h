@@ -59,26 +59,46 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
                    bias_sum + half * MOE_PANEL, n, stage->accumulate);
 }
 
-MOE_FN void moe_down_grad_item_(void *arg, int64_t item, int64_t lane_index) {
+/* Wd^T: the columns are intermediate, the contraction runs over hidden. */
+MOE_FN moe_right_ moe_down_grad_right_(const moe_blockwise_ *call, int64_t expert, int64_t i0) {
+  const moe_blockwise_layer *l = &call->layer;
+  moe_right_ right = {0};
+  right.transposed = 1;
+  right.parts = 1;
+  right.stride = l->H * call->size;
+  right.base[0] = (const char *)l->down_proj_weight + (expert * l->I + i0) * right.stride;
+  right.n = moe_min_(MOE_PANEL, l->I - i0);
+  right.dtype = call->dtype;
+  right.k = l->H;
+  return right;
+}
+
+MOE_FN void moe_down_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+  const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
+  int64_t expert, panel;
+  moe_split_item_(call, item, moe_down_grad_panels_(call), &expert, &panel);
+  if (call->plan.first[expert] == call->plan.first[expert + 1]) return;
+  const moe_right_ right = moe_down_grad_right_(call, expert, panel * MOE_PANEL);
+  *ahead = moe_right_first_(&call->kernels, call->product, &right);
+}
+
+MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  const moe_blockwise_layer *l = &call->layer;
-  const moe_lane_ lane = moe_lane_at_(call, lane_index);
-  const moe_rows_ output_grad = {stage->output_grad, l->H * call->size, call->plan.token};
+  const moe_lane_ lane = moe_lane_at_(call, turn->lane);
+  const moe_rows_ output_grad = {stage->output_grad, call->layer.H * call->size, call->plan.token};
   float bias_sum[2 * MOE_PANEL] = {0};
   int64_t expert, panel;
   moe_split_item_(call, item, moe_down_grad_panels_(call), &expert, &panel);
-  const int64_t i0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->I - i0), end = call->plan.first[expert + 1];
-  if (call->plan.first[expert] < end)
-    call->kernels.pack_cols[call->panel][call->dtype](lane.panel, (const char *)l->down_proj_weight + (expert * l->I + i0) * l->H * call->size,
-                                                      l->H * call->size, l->H, n);
+  const int64_t i0 = panel * MOE_PANEL, end = call->plan.first[expert + 1];
+  const moe_right_ right = moe_down_grad_right_(call, expert, i0);
   for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
     moe_left_ left;
     moe_left_from_rows_(&left, &output_grad, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_multiply_panel_(&call->kernels, call->product, &left, l->H, lane.panel, lane.c, lane.piece);
-    for (int64_t i = 0; i < left.rows; i++) moe_down_grad_row_(stage, first + i, i0, n, lane.c + i * MOE_PANEL, bias_sum);
+    moe_lane_multiply_(call, &lane, &left, &right, &turn->ahead);
+    for (int64_t i = 0; i < left.rows; i++) moe_down_grad_row_(stage, first + i, i0, right.n, lane.c + i * MOE_PANEL, bias_sum);
   }
-  moe_down_grad_store_bias_(stage, expert, i0, n, bias_sum);
+  moe_down_grad_store_bias_(stage, expert, i0, right.n, bias_sum);
 }
 
 #endif

@@ -15,14 +15,18 @@ MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) {
   return call->layer.E * moe_ceil_div_(call->layer.I, moe_gate_up_width_(call));
 }
 
-MOE_FN void moe_gate_up_pack_(const moe_blockwise_ *call, int64_t expert, int64_t i0, int64_t n, void *panel) {
+MOE_FN moe_right_ moe_gate_up_right_(const moe_blockwise_ *call, int64_t expert, int64_t i0) {
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t width = moe_gate_up_width_(call), row_bytes = 2 * l->I * call->size;
-  const char *weight = (const char *)l->gate_up_proj_weight + expert * l->H * row_bytes;
-  const moe_rows_ gate = {weight + i0 * call->size, row_bytes, NULL}, up = {weight + (l->I + i0) * call->size, row_bytes, NULL};
-  const moe_pack_rows_fn_ pack = call->kernels.pack_rows[call->panel][call->dtype];
-  if (!call->glu.skip_gate) pack(panel, 0, width, &gate, l->H, n);
-  pack(panel, MOE_PANEL - width, width, &up, l->H, n);
+  const char *gate = (const char *)l->gate_up_proj_weight + (expert * l->H * 2 * l->I + i0) * call->size, *up = gate + l->I * call->size;
+  moe_right_ right = {0};
+  right.base[0] = call->glu.skip_gate ? up : gate;
+  right.base[1] = up;
+  right.parts = call->glu.skip_gate ? 1 : 2;
+  right.stride = 2 * l->I * call->size;
+  right.n = moe_min_(moe_gate_up_width_(call), l->I - i0);
+  right.dtype = call->dtype;
+  right.k = l->H;
+  return right;
 }
 
 MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
@@ -41,27 +45,37 @@ MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0,
   }
 }
 
-MOE_FN void moe_gate_up_item_(void *arg, int64_t item, int64_t lane_index) {
+MOE_FN void moe_gate_up_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+  const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
+  const int64_t width = moe_gate_up_width_(call);
+  int64_t expert, panel;
+  moe_split_item_(call, item, moe_ceil_div_(call->layer.I, width), &expert, &panel);
+  if (call->plan.first[expert] == call->plan.first[expert + 1]) return; /* an expert without rows is never read */
+  const moe_right_ right = moe_gate_up_right_(call, expert, panel * width);
+  *ahead = moe_right_first_(&call->kernels, call->product, &right);
+}
+
+MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_lane_ lane = moe_lane_at_(call, lane_index);
+  const moe_lane_ lane = moe_lane_at_(call, turn->lane);
   const int64_t width = moe_gate_up_width_(call);
   int64_t expert, panel;
   moe_split_item_(call, item, moe_ceil_div_(l->I, width), &expert, &panel);
   const int64_t i0 = panel * width, n = moe_min_(width, l->I - i0), end = call->plan.first[expert + 1];
-  if (call->plan.first[expert] == end) return; /* an expert without rows is never read */
+  if (call->plan.first[expert] == end) return;
   float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
   moe_glu_row_ row = {0};
   row.n = n;
   row.gate_bias = call->glu.skip_gate ? NULL : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
-  moe_gate_up_pack_(call, expert, i0, n, lane.panel);
+  const moe_right_ right = moe_gate_up_right_(call, expert, i0);
   const moe_rows_ hidden = {(const char *)l->hidden_states, l->H * call->size, call->plan.token};
   for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
     moe_left_ left;
     moe_left_from_rows_(&left, &hidden, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_multiply_panel_(&call->kernels, call->product, &left, l->H, lane.panel, lane.c, lane.piece);
+    moe_lane_multiply_(call, &lane, &left, &right, &turn->ahead);
     for (int64_t i = 0; i < left.rows; i++) {
       row.gate = lane.c + i * MOE_PANEL;
       row.up = row.gate + MOE_PANEL - width;

@@ -47,13 +47,13 @@ MOE_FN int64_t moe_route_first_token_(const moe_route_ *route, int64_t chunk) {
 
 enum { MOE_ROUTE_OUTSIDE_ = 1, MOE_ROUTE_TWICE_ = 2 };
 
-MOE_FN void moe_route_count_(void *arg, int64_t chunk, int64_t lane) {
+MOE_FN void moe_route_count_(void *arg, int64_t chunk, moe_turn_ *turn) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
   const int64_t E = args->E, K = args->K, last = moe_route_first_token_(route, chunk + 1);
   int64_t *count = route->count + chunk * E;
   int32_t *seen = route->seen + chunk * E, fault = 0;
-  (void)lane;
+  (void)turn;
   memset(count, 0, (size_t)E * sizeof *count);
   memset(seen, 0xff, (size_t)E * sizeof *seen);
   for (int64_t t = moe_route_first_token_(route, chunk); t < last && !fault; t++)
@@ -101,13 +101,13 @@ MOE_FN char *moe_route_affinity_(const moe_route_ *route, int64_t t, int64_t e) 
 }
 
 /* A chunk's affinities, as if nothing were dropped, and its pairs. */
-MOE_FN void moe_route_place_(void *arg, int64_t chunk, int64_t lane) {
+MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_turn_ *turn) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
   const int64_t E = args->E, K = args->K, last = moe_route_first_token_(route, chunk + 1);
   const size_t row = (size_t)(E * moe_dtype_bytes_(route->dtype));
   int64_t *next = route->count + chunk * E;
-  (void)lane;
+  (void)turn;
   for (int64_t t = moe_route_first_token_(route, chunk); t < last; t++) {
     memset(moe_route_affinity_(route, t, 0), 0, row);
     for (int64_t k = 0; k < K; k++) {
@@ -133,10 +133,10 @@ MOE_FN void moe_route_finish_blocks_(const moe_route_ *route, int64_t block, int
 }
 
 /* Expert e's blocks; e = E: the blocks left over. */
-MOE_FN void moe_route_expert_(void *arg, int64_t e, int64_t lane) {
+MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_turn_ *turn) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
-  (void)lane;
+  (void)turn;
   if (e == args->E) {
     moe_route_finish_blocks_(route, route->first_block[e], args->N, 0, e - 1);
     if (args->conditions) args->conditions[args->N] = 0;
@@ -198,8 +198,8 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, co
 }
 
 MOE_FN moe_status moe_route_run_(moe_context *ctx, moe_route_ *route) {
-  const moe_work_ count = {route->chunks, moe_route_count_, route}, place = {route->chunks, moe_route_place_, route};
-  const moe_work_ experts = {route->args->E + 1, moe_route_expert_, route};
+  const moe_work_ count = {route->chunks, moe_route_count_, route, NULL}, place = {route->chunks, moe_route_place_, route, NULL};
+  const moe_work_ experts = {route->args->E + 1, moe_route_expert_, route, NULL};
   moe_run_(ctx, &count, 1);
   MOE_TRY(moe_route_sum_(ctx, route));
   moe_run_(ctx, &place, 1);

@@ -1,4 +1,4 @@
-/* The router's forward: logits, selection, weights. A work item takes MOE_ROWS_MAX tokens from the first to the last step,
+/* The router's forward: logits, selection, weights. A work item takes MOE_ROUTER_ROWS_ tokens from the first to the last step,
    so their logits are still in cache when the experts are selected. */
 #ifndef MOE_LAYER_ROUTER_H
 #define MOE_LAYER_ROUTER_H
@@ -14,7 +14,7 @@ typedef struct moe_router_ {
 } moe_router_;
 
 typedef struct moe_router_lane_ {
-  float *c, *scratch;     /* of products */
+  float *c, *converted;     /* of products */
   float *scores, *values; /* [E] */
   float *z, *w;           /* [K] */
   uint64_t *best;         /* [K] */
@@ -24,8 +24,8 @@ typedef struct moe_router_lane_ {
 MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_arena_ *arena) {
   const moe_router_topk_args *args = router->args;
   moe_router_lane_ lane;
-  lane.c = (float *)moe_take_(arena, router->product ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
-  lane.scratch = (float *)moe_take_(arena, router->product ? MOE_PRODUCT_SCRATCH_ : 0);
+  lane.c = (float *)moe_take_(arena, router->product ? (int64_t)MOE_ROUTER_ROWS_ * MOE_PANEL * 4 : 0);
+  lane.converted = (float *)moe_take_(arena, router->product ? MOE_CONVERTED_BYTES_ : 0);
   lane.scores = (float *)moe_take_(arena, args->E * 4);
   lane.values = (float *)moe_take_(arena, args->E * 4);
   lane.z = (float *)moe_take_(arena, args->K * 4);
@@ -105,18 +105,18 @@ MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_lane_ 
 
 /* ------------------------------------------------------------------------------------------------------- all tokens */
 
-MOE_FN void moe_router_item_(void *arg, int64_t item, int64_t lane_number) {
+MOE_FN void moe_router_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_ *router = (const moe_router_ *)arg;
   const moe_router_topk_args *args = router->args;
-  moe_arena_ memory = {router->lanes + lane_number * router->lane_bytes, 0};
+  moe_arena_ memory = {router->lanes + turn->lane * router->lane_bytes, 0};
   const moe_router_lane_ lane = moe_router_lane_layout_(router, &memory);
-  const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
+  const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
   if (router->product) {
     const char *bias = (const char *)args->router_bias;
     const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, bias, 0};
     moe_left_ left;
     moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows);
-    moe_router_multiply_(&product, &left, first, lane.c, lane.scratch);
+    moe_router_multiply_(&product, &left, first, lane.c, lane.converted);
   }
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
 }
@@ -162,8 +162,8 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
   moe_router_layout_(&router, &arena, moe_lanes_(ctx));
-  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight};
-  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROWS_MAX), moe_router_item_, &router};
+  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight, NULL};
+  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROUTER_ROWS_), moe_router_item_, &router, NULL};
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);
   moe_close_workspace_(ctx, &workspace);

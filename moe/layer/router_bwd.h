@@ -15,7 +15,7 @@ typedef struct moe_router_bwd_ {
 } moe_router_bwd_;
 
 typedef struct moe_router_bwd_lane_ {
-  float *c, *scratch;                 /* of dz*W^T */
+  float *c, *converted;                 /* of dz*W^T */
   float *xt;                          /* of x^T*dz */
   float *dz, *p, *row;                /* [E] */
   float *z, *dw, *s, *slope, *direct; /* [K], of the slots that have an expert */
@@ -25,8 +25,8 @@ typedef struct moe_router_bwd_lane_ {
 MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena) {
   const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
   moe_router_bwd_lane_ lane;
-  lane.c = (float *)moe_take_(arena, bwd->dx ? (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4 : 0);
-  lane.scratch = (float *)moe_take_(arena, bwd->dx ? MOE_PRODUCT_SCRATCH_ : 0);
+  lane.c = (float *)moe_take_(arena, bwd->dx ? (int64_t)MOE_ROUTER_ROWS_ * MOE_PANEL * 4 : 0);
+  lane.converted = (float *)moe_take_(arena, bwd->dx ? MOE_CONVERTED_BYTES_ : 0);
   lane.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_() : 0);
   lane.dz = (float *)moe_take_(arena, row);
   lane.p = (float *)moe_take_(arena, row);
@@ -95,14 +95,14 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
   for (int64_t i = 0; i < n; i++) {
     const float w = config->renormalize ? lane->s[i] / divisor : lane->s[i];
     lane->direct[i] = softmax ? w : config->renormalize ? lane->slope[i] / divisor : lane->slope[i];
-    dot = dot + w * lane->dw[i];
+    dot = dot + moe_mul_scalar(w, lane->dw[i]);
   }
-  for (int64_t i = 0; i < n; i++) lane->direct[i] = lane->direct[i] * (config->renormalize ? lane->dw[i] - dot : lane->dw[i]);
+  for (int64_t i = 0; i < n; i++) lane->direct[i] = moe_mul_scalar(lane->direct[i], config->renormalize ? lane->dw[i] - dot : lane->dw[i]);
   /* From here on dot is what all the softmax's terms lose; nothing, where the weights were divided by their own sum. */
   if (config->renormalize) dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
-  for (int64_t e = 0; e < E; e++) lane->dz[e] = over_all ? 0.0f - lane->p[e] * dot : 0.0f;
+  for (int64_t e = 0; e < E; e++) lane->dz[e] = over_all ? 0.0f - moe_mul_scalar(lane->p[e], dot) : 0.0f;
   for (int64_t i = 0; i < n; i++) {
-    const float lost = softmax && !over_all ? lane->s[i] * dot : 0.0f;
+    const float lost = softmax && !over_all ? moe_mul_scalar(lane->s[i], dot) : 0.0f;
     lane->dz[lane->expert[i]] = lane->dz[lane->expert[i]] + (lane->direct[i] - lost);
   }
 }
@@ -121,33 +121,33 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, int64_t lane_number) {
+MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
   const moe_router_topk_bwd_args *args = bwd->args;
-  const moe_router_bwd_lane_ lane = moe_router_bwd_lane_at_(bwd, lane_number);
-  const int64_t first = item * MOE_ROWS_MAX, rows = moe_min_(MOE_ROWS_MAX, args->T - first);
+  const moe_router_bwd_lane_ lane = moe_router_bwd_lane_at_(bwd, turn->lane);
+  const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
   for (int64_t t = first; t < first + rows; t++) moe_router_bwd_token_(bwd, &lane, t);
   if (!bwd->dx) return;
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
   const moe_router_product_ product = {&bwd->weight, (char *)args->hidden_states_grad, bwd->dtype, NULL, accumulate};
   moe_left_ left;
   moe_router_left_(&left, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows);
-  moe_router_multiply_(&product, &left, first, lane.c, lane.scratch);
+  moe_router_multiply_(&product, &left, first, lane.c, lane.converted);
 }
 
-MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
-  moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_lane_at_(bwd, lane).xt);
+  moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_lane_at_(bwd, turn->lane).xt);
 }
 
 /* The bias gradient of 64 experts: all tokens in ascending order. */
-MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, args->E - at);
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
   float sum[MOE_PANEL] = {0}, old[MOE_PANEL];
-  (void)lane;
+  (void)turn;
   for (int64_t t = 0; t < args->T; t++) bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
   if (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) {
     bwd->kernels.load_row[bwd->weight_grad_dtype](old, out, n);
@@ -221,9 +221,9 @@ MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_
 MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
-  const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight};
-  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROWS_MAX), moe_router_bwd_tokens_, bwd};
-  moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd}, {0, moe_router_bwd_bias_, bwd}};
+  const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight, NULL};
+  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROUTER_ROWS_), moe_router_bwd_tokens_, bwd, NULL};
+  moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
   if (bwd->dw) {
     /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */
     const int64_t panels = args->H / MOE_PANEL >= 4 * moe_lanes_(ctx) ? MOE_XT_ROWS_ : 1;

@@ -31,10 +31,10 @@ MOE_FN int64_t moe_router_pack_items_(const moe_router_weight_ *w) {
   return w->transposed ? panels : panels * moe_ceil_div_(w->H, MOE_PACK_PIECE_);
 }
 
-MOE_FN void moe_router_pack_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_weight_ *w = (const moe_router_weight_ *)arg;
   const int64_t size = moe_dtype_bytes_(w->dtype), row = w->E * size;
-  (void)lane;
+  (void)turn;
   if (w->transposed) {
     const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, w->H - at);
     w->kernels->pack_cols[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
@@ -56,6 +56,8 @@ MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype,
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)data + (first + i) * n * size;
 }
 
+enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
+
 /* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
 
 /* out[first + i][.] = left row i times W, plus what `add` holds: a row that all share (a bias), or out itself. */
@@ -67,7 +69,7 @@ typedef struct moe_router_product_ {
   int accumulate;
 } moe_router_product_;
 
-MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, float *scratch) {
+MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, float *converted) {
   const moe_router_weight_ *w = p->weight;
   const moe_kernels *kernels = w->kernels;
   const int64_t columns = moe_router_weight_columns_(w), size = moe_dtype_bytes_(p->dtype);
@@ -75,7 +77,11 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
   for (int64_t at = 0; at < columns; at += MOE_PANEL) {
     const int64_t n = moe_min_(MOE_PANEL, columns - at);
     const float *panel = moe_router_panel_(w, at / MOE_PANEL);
-    moe_multiply_panel_(kernels, MOE_PRODUCT_F32, left, moe_router_weight_depth_(w), panel, c, scratch);
+    moe_right_ right = {0};
+    right.panel = panel;
+    right.k = moe_router_weight_depth_(w);
+    const moe_operands_ product = {kernels, MOE_PRODUCT_F32, left, &right, c, NULL, converted, NULL};
+    moe_multiply_(&product);
     if (p->bias) kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
     for (int64_t i = 0; i < left->rows; i++) {
       char *out = p->out + ((first + i) * columns + at) * size;

@@ -37,13 +37,13 @@ MOE_FN float moe_log_(float x) {
   if (bits >= 0x7f800000u) return x;
   const uint32_t shifted = bits - 0x3f3504f3u; /* sqrt(1/2) */
   const float n = (float)((int32_t)shifted >> 23), m = moe_castf_scalar((shifted & 0x007fffffu) + 0x3f3504f3u);
-  const float s = (m - 1.0f) / (m + 1.0f), u = s * s;
+  const float s = (m - 1.0f) / (m + 1.0f), u = moe_mul_scalar(s, s);
   float p = 0x1.f1af3ap-3f;
   p = moe_fma_scalar(p, u, 0x1.b6d68ep-3f);
   p = moe_fma_scalar(p, u, 0x1.250974p-2f);
   p = moe_fma_scalar(p, u, 0x1.9996a8p-2f);
   p = moe_fma_scalar(p, u, 0x1.555558p-1f);
-  const float tail = moe_fma_scalar(n, 0x1.7f7d1cp-20f, p * u * s);
+  const float tail = moe_fma_scalar(n, 0x1.7f7d1cp-20f, moe_mul_scalar(moe_mul_scalar(p, u), s));
   return moe_fma_scalar(n, 0x1.62e4p-1f, s + s + tail);
 }
 
@@ -75,13 +75,13 @@ MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, i
 /* ----------------------------------------------------------------------------------------------------- load balance */
 
 /* How often the experts at work are routed to, as gains. */
-MOE_FN void moe_balance_gains_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_turn_ *turn) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   const moe_router_loss_args *args = loss->args;
   const float scale = args->coefficient * (float)args->E / ((float)args->K * (float)loss->tokens * (float)loss->tokens);
   int64_t count[MOE_LOSS_EXPERTS_] = {0};
   (void)item;
-  (void)lane;
+  (void)turn;
   for (int64_t t = 0; t < args->T; t++)
     for (int64_t k = 0; k < args->K && moe_token_counts_(args, t); k++) {
       const int64_t e = args->expert_index[t * args->K + k];
@@ -90,11 +90,11 @@ MOE_FN void moe_balance_gains_(void *arg, int64_t item, int64_t lane) {
   for (int64_t e = 0; e < loss->to - loss->from; e++) loss->gain[e] = scale * (float)count[e];
 }
 
-MOE_FN void moe_balance_terms_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_balance_terms_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
   const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
   float score[MOE_LOSS_PIECE_];
-  (void)lane;
+  (void)turn;
   for (int64_t t = first; t < last; t++) {
     if (!moe_token_counts_(loss->args, t)) continue;
     const float *z = loss->args->router_logits + t * loss->args->E;
@@ -104,19 +104,19 @@ MOE_FN void moe_balance_terms_(void *arg, int64_t item, int64_t lane) {
     for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_PIECE_) {
       const int64_t n = moe_min_(MOE_LOSS_PIECE_, loss->to - e);
       moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-      for (int64_t i = 0; i < n; i++) term = term + loss->gain[e - loss->from + i] * (score[i] / token->total);
+      for (int64_t i = 0; i < n; i++) term = term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
     }
     token->term = term;
   }
 }
 
 /* dz_e = p_e*(gain_e - term) for softmax, s'_e/total*(gain_e - term) otherwise. */
-MOE_FN void moe_balance_grads_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_balance_grads_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
   const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
   const int softmax = loss->score_function == MOE_SCORE_SOFTMAX;
   float score[MOE_LOSS_PIECE_], slope[MOE_LOSS_PIECE_];
-  (void)lane;
+  (void)turn;
   for (int64_t t = first; t < last; t++) {
     if (!moe_token_counts_(loss->args, t)) continue;
     const int64_t row = t * loss->args->E;
@@ -134,12 +134,12 @@ MOE_FN void moe_balance_grads_(void *arg, int64_t item, int64_t lane) {
 
 /* ----------------------------------------------------------------------------------------------------------- z-loss */
 
-MOE_FN void moe_z_terms_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_z_terms_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
   const moe_router_loss_args *args = loss->args;
   const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
   float score[MOE_LOSS_PIECE_];
-  (void)lane;
+  (void)turn;
   for (int64_t t = first; t < last; t++) {
     if (!moe_token_counts_(args, t)) continue;
     const float *z = args->router_logits + t * args->E;
@@ -147,7 +147,7 @@ MOE_FN void moe_z_terms_(void *arg, int64_t item, int64_t lane) {
     *token = moe_loss_token_at_(loss, z);
     const float logsumexp = token->shift + moe_log_(token->total);
     const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
-    token->term = logsumexp * logsumexp;
+    token->term = moe_mul_scalar(logsumexp, logsumexp);
     for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_PIECE_) {
       const int64_t n = moe_min_(MOE_LOSS_PIECE_, args->E - e);
       moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
@@ -159,26 +159,26 @@ MOE_FN void moe_z_terms_(void *arg, int64_t item, int64_t lane) {
 
 /* ------------------------------------------------------------------------------------------------------------ common */
 
-MOE_FN void moe_loss_sum_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_turn_ *turn) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   (void)item;
-  (void)lane;
+  (void)turn;
   for (int64_t t = loss->first; t < loss->last; t++)
     if (moe_token_counts_(loss->args, t)) loss->sum = loss->sum + loss->token[t - loss->first].term;
 }
 
-MOE_FN void moe_loss_finish_(void *arg, int64_t item, int64_t lane) {
+MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_turn_ *turn) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   (void)item;
-  (void)lane;
+  (void)turn;
   if (loss->gain == NULL && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
   loss->kernels.store_row[MOE_DTYPE_F32](loss->args->loss, &loss->sum, 1);
 }
 
 /* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
-MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss, void (*stage)(void *arg, int64_t item, int64_t lane)) {
-  const moe_work_ gains = {1, moe_balance_gains_, loss};
-  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), stage, loss};
+MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss, void (*stage)(void *arg, int64_t item, moe_turn_ *turn)) {
+  const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
+  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), stage, loss, NULL};
   const int64_t E = loss->args->E;
   for (int64_t from = 0; from < E; from += MOE_LOSS_EXPERTS_) {
     const int64_t to = moe_min_(from + MOE_LOSS_EXPERTS_, E);
@@ -192,12 +192,12 @@ MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss, void (*
 
 MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
   const moe_router_loss_args *args = loss->args;
-  const moe_work_ sum = {1, moe_loss_sum_, loss}, finish = {1, moe_loss_finish_, loss};
+  const moe_work_ sum = {1, moe_loss_sum_, loss, NULL}, finish = {1, moe_loss_finish_, loss, NULL};
   moe_loss_token_ token[MOE_LOSS_TOKENS_];
   loss->token = token;
   for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
-    const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss};
+    const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss, NULL};
     if (loss->gain) moe_balance_stage_(ctx, loss, moe_balance_terms_);
     else moe_run_(ctx, &z, 1);
     moe_run_(ctx, &sum, 1);

@@ -42,11 +42,11 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
 }
 
 /* Work item: one expert's column of the affinity gradient; pairs that occur twice add up before the one rounding. */
-MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, int64_t lane_index) {
+MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
-  float *column = moe_lane_at_(call, lane_index).sum;
+  float *column = moe_lane_at_(call, turn->lane).sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
   for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
@@ -56,14 +56,14 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, int64_t lane_inde
 }
 
 /* Work item: 64 columns of one expert's down bias gradient, the sum of a*dY. */
-MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, int64_t lane_index) {
+MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
   const int scaled = moe_post_scaled_(&l->config);
   float sum[MOE_PANEL] = {0}, x[MOE_PANEL];
   int64_t expert, panel;
-  (void)lane_index;
+  (void)turn;
   moe_split_item_(call, item, moe_ceil_div_(l->H, MOE_PANEL), &expert, &panel);
   const int64_t h0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->H - h0);
   for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++) {

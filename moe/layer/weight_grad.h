@@ -32,15 +32,29 @@ MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
   return stage->output ? stage->call->layer.E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
 }
 
-/* Columns [from, from+n) of the expert's rows as a packed panel. */
-MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n, void *panel) {
-  const moe_blockwise_ *call = stage->call;
-  const int64_t first = call->plan.first[expert], rows = call->plan.first[expert + 1] - first;
+/* Columns [from,...) of the expert's rows of an operand. */
+MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from) {
+  const int64_t first = stage->call->plan.first[expert];
   moe_rows_ part = *operand;
   part.base += from * moe_dtype_bytes_(dtype);
   if (part.index) part.index += first;
   else part.base += first * part.stride;
-  call->kernels.pack_rows[call->panel][dtype](panel, 0, MOE_PANEL, &part, rows, n);
+  return part;
+}
+
+/* n <= 64 of these columns as a packed panel. */
+MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n, void *panel) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
+  call->kernels.pack_rows[call->panel][dtype](panel, 0, MOE_PANEL, &part, call->plan.first[expert + 1] - call->plan.first[expert], n);
+}
+
+/* The memory moe_weight_grad_pack_ will read, for n columns. */
+MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n) {
+  const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
+  const int64_t rows = stage->call->plan.first[expert + 1] - stage->call->plan.first[expert];
+  const moe_ahead_ ahead = {{part.base, NULL}, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype), 0, 0};
+  return ahead;
 }
 
 /* dW rows [m0, m0+rows) x 64 columns at n0 from the products in c. */
@@ -53,37 +67,54 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
   }
 }
 
-MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0, int64_t panels) {
+MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0, int64_t panels,
+                                     const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
   const int64_t rows = call->plan.first[expert + 1] - call->plan.first[expert], bytes = moe_panel_bytes_(call->panel, rows);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
-    moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), lane->panel + j * bytes);
+    moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), lane->grad_y + j * bytes);
   }
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
-    const int64_t count = moe_min_(MOE_PANEL, stage->m - m0);
+    const int64_t count = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
+    const moe_ahead_ ahead = more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
     moe_left_ left;
-    moe_weight_grad_pack_(stage, &stage->x, stage->x_dtype, expert, m0, count, lane->left);
-    moe_left_from_panel_(&left, call->panel, lane->left, count);
+    moe_weight_grad_pack_(stage, &stage->x, stage->x_dtype, expert, m0, count, lane->grad_x);
+    moe_left_from_panel_(&left, call->panel, lane->grad_x, count);
     for (int64_t j = 0; j < panels; j++) {
       const int64_t at = n0 + j * MOE_PANEL;
-      moe_multiply_panel_(&call->kernels, call->product, &left, moe_even_(rows), lane->panel + j * bytes, lane->c, lane->piece);
+      moe_right_ right = {0};
+      right.panel = lane->grad_y + j * bytes;
+      right.k = moe_even_(rows);
+      moe_lane_multiply_(call, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
       moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
     }
   }
 }
 
-/* An expert without rows still gets its gradient, zero. */
-MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, int64_t lane_index) {
+MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
+  const int64_t width = MOE_GRAD_PANELS * MOE_PANEL;
+  moe_split_item_(stage->call, item, moe_ceil_div_(stage->n, width), expert, n0);
+  *n0 *= width;
+}
+
+MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->call, lane_index);
-  const int64_t width = MOE_GRAD_PANELS * MOE_PANEL, groups = moe_ceil_div_(stage->n, width);
-  int64_t expert, group;
-  moe_split_item_(stage->call, item, groups, &expert, &group);
+  int64_t expert, n0;
+  moe_weight_grad_split_(stage, item, &expert, &n0);
+  *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0, moe_min_(MOE_GRAD_PANELS * MOE_PANEL, stage->n - n0));
+}
+
+/* An expert without rows still gets its gradient, zero. */
+MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
+  const moe_lane_ lane = moe_lane_at_(stage->call, turn->lane);
+  int64_t expert, n0;
+  moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = stage->call->plan.first[expert + 1] - stage->call->plan.first[expert];
-  const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, (group + 1) * width);
-  for (int64_t n0 = group * width; n0 < end; n0 += step * MOE_PANEL)
-    moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)));
+  const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
+  for (; n0 < end; n0 += step * MOE_PANEL)
+    moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)), &turn->ahead);
 }
 
 #endif
