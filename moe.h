@@ -12,7 +12,7 @@
                                                              asked at run time and the fastest kernels are taken)
 
    TWENTY LINES (T tokens, H hidden, I intermediate, E experts, K experts per token, B rows per block)
-     moe_context ctx = {0};
+     moe_context ctx = {.allocate = my_malloc, .release = my_free};  (or give each call its workspace)
      moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = wr,
                                     .router_logits = logits, .expert_index = index, .expert_weights = weights};
      moe_router_topk_bf16(&ctx, &router);
@@ -24,7 +24,7 @@
      moe_blockwise_mm_fwd_args fwd = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = route.N, .B = B,
          .hidden_states = x, .expert_affinities_masked = affinities, .affinity_dtype = MOE_DTYPE_F32,
          .gate_up_proj_weight = wgu, .down_proj_weight = wd, .token_position_to_id = ids, .block_to_expert = experts},
-         .gate_up_activations_T = gu_checkpoint, .output = y, .workspace = memory, .workspace_bytes = bytes};
+         .gate_up_activations_T = gu_checkpoint, .output = y};
      if (moe_blockwise_mm_fwd_bf16(&ctx, &fwd) != MOE_OK) puts(ctx.message);
 
    CONVENTIONS
@@ -190,7 +190,7 @@ MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
 typedef enum moe_score_function {
   MOE_SCORE_SOFTMAX = 0,
   MOE_SCORE_SIGMOID = 1,      /* 1/(1+exp(-z)) */
-  MOE_SCORE_SQRT_SOFTPLUS = 2 /* sqrt(log(1+exp(z))) */
+  MOE_SCORE_SQRT_SOFTPLUS = 2 /* sqrt(log(1+exp(z))), below z = -18 computed as exp(z/2), the same within 2^-26 of it */
 } moe_score_function;
 
 /* Which of the two comes first matters for softmax only: over the K selected logits, or over all E. */
@@ -205,14 +205,15 @@ typedef struct moe_router_config {
   int renormalize;               /* 1: divide the K weights by (their sum + renormalize_epsilon) */
   float renormalize_epsilon;     /* 0 = none; Megatron uses 1e-20 */
   float routed_scaling_factor;   /* multiplies the K weights last; 0 = 1 */
-  int32_t num_groups;            /* group-limited selection: E in num_groups equal groups, only the best */
-  int32_t topk_groups;           /*   topk_groups stay (sum of a group's two best selection values); 0 and 0 = off */
+  int32_t num_groups;            /* group-limited selection: E in num_groups equal groups, of which only */
+  int32_t topk_groups;           /*   the best topk_groups stay; 0 and 0 = off */
 } moe_router_config;
 
 /* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The K
-   experts with the largest selection value (z without a selection bias, which gives the same order; with one s +
-   selection_bias, where s is taken over all E, or z + selection_bias for a softmax after the top-k) are taken in descending order; ties go to the lower id, NaN comes last. Weights w = s at the K experts,
-   renormalised and scaled. Sums run in ascending expert id (all E) or selection order (K).
+   experts with the largest selection value are taken in descending order; ties go to the lower id, NaN comes last. The
+   selection value is z, which orders as s does; with a selection bias or groups it is s (+ selection_bias), where a softmax
+   AFTER_TOPK has z for s. A group's value is the sum of its two largest selection values, or its only one. Weights w = s at
+   the K experts, renormalised and scaled. Sums run in ascending expert id (all E) or selection order (K).
    Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
    topk_routing_with_score_function.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E, K > selectable experts, E not divisible by num_groups), INVALID_OPTION,
@@ -233,10 +234,11 @@ typedef struct moe_router_topk_args {
 } moe_router_topk_args;
 
 /* Gradient of moe_router_topk with the selection held fixed. dw comes either as weights_grad [T,K] or gathered from
-   expert_affinities_masked_grad [T,E]; slots with expert_index -1 contribute nothing, whatever dw holds there.
-   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then, with hidden_states: router_weight_grad = X^T dz,
-   router_bias_grad = sum_t dz, hidden_states_grad = dz W^T, where dz is the finished logits_grad, so that auxiliary
-   losses added before this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
+   expert_affinities_masked_grad [T,E], which is not read beside weights_grad. Slots with expert_index -1 are absent from
+   every sum, whatever dw holds there, so a token with no others adds nothing to logits_grad.
+   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t dz,
+   hidden_states_grad = dz W^T, each where asked for, with dz the finished logits_grad, so that auxiliary losses added before
+   this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
    Errors as moe_router_topk, INVALID_INDEX for an expert_index outside [-1,E). */
 typedef struct moe_router_topk_bwd_args {
   int64_t T, H, E, K;
@@ -273,7 +275,8 @@ MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
    load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p = softmax
    over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
    z-loss: c * mean_t (log sum_e exp z[t,e])^2.
-   Sums over tokens run in ascending t. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
+   Sums over tokens run in ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads neither
+   K, expert_index nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
 typedef struct moe_router_loss_args {
   int64_t T, E, K;
   float coefficient;                 /* c */
@@ -300,7 +303,8 @@ int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
 
 /* Experts in order, an expert's tokens ascending, ceil(n_e/B) blocks each, tail rows padded; blocks left over go to expert
    E-1, all rows padding, condition 0. With capacity > 0 an expert keeps at most that many tokens. With block_per_expert
-   (the dropping layer) N = E, block e is expert e, and capacity defaults to B. Dropped pairs get affinity 0.
+   (the dropping layer) N = E, block e is expert e, and capacity defaults to B, its largest value. A NaN weight is dropped
+   first. Dropped pairs get affinity 0.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (N too small for this routing), INVALID_OPTION, INVALID_INDEX (an id outside
    [-1,E), or one expert twice for a token), MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
 typedef struct moe_route_blocks_args {

@@ -52,7 +52,7 @@ static void fixture_options(fixture *x, moe_dtype dtype) {
   x->by_affinity = test_with(rng, 0.5);
   x->config = test_router_config(rng);
   if (x->E % 3 == 0 && x->K <= x->E / 3 * 2 && test_with(rng, 0.5)) x->config.num_groups = 3, x->config.topk_groups = 2;
-  else x->with_selection_bias = test_with(rng, 0.3);
+  x->with_selection_bias = test_with(rng, 0.3);
   if (test_with(rng, 0.4))
     x->accumulate = (test_with(rng, 0.5) ? MOE_ACCUMULATE_LOGITS_GRAD : 0u) | (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD : 0u) |
                     (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_BIAS_GRAD : 0u) | (test_with(rng, 0.5) ? MOE_ACCUMULATE_HIDDEN_STATES_GRAD : 0u);
@@ -160,7 +160,7 @@ static void check_element(const fixture *x, int which, const test_tensor *tensor
 /* What experts are selected by, for token t, into x->p. */
 static void selection_values(const fixture *x, int64_t t) {
   const double *z = x->z + t * x->E;
-  int own_logits = !x->with_selection_bias || (x->config.score_function == MOE_SCORE_SOFTMAX && x->config.score_order == MOE_SCORE_AFTER_TOPK);
+  int own_logits = (!x->with_selection_bias && !x->config.num_groups) || (x->config.score_function == MOE_SCORE_SOFTMAX && x->config.score_order == MOE_SCORE_AFTER_TOPK);
   if (!own_logits) bounded_scores(&x->config, x->E, x->K, z, NULL, x->p);
   for (int64_t e = 0; e < x->E; ++e) {
     if (own_logits) x->p[e] = bounded_exact(z[e]);
@@ -175,19 +175,27 @@ static int may_precede(const fixture *x, int64_t a, int64_t b) {
   return exact ? high > low || (high == low && a < b) : high >= low;
 }
 
-/* The best of the groups: those whose two largest logits add up to most. Only asked for without a selection bias. */
-static int group_stays(const fixture *x, int64_t group) {
-  double score[3];
-  int64_t size = x->E / 3, better = 0;
-  for (int64_t g = 0; g < 3; ++g) {
-    double first = -INFINITY, second = -INFINITY;
-    for (int64_t e = g * size; e < (g + 1) * size; ++e) {
-      double v = x->p[e].v;
-      second = fmax(second, fmin(first, v)), first = fmax(first, v);
-    }
-    score[g] = size > 1 ? test_dtype_round(MOE_DTYPE_F32, first + second) : first;
+/* A group's value, the sum of its two largest, lies between those of the lower and of the upper ends. */
+static double group_value(const fixture *x, int64_t group, double end) {
+  const int64_t size = x->E / 3;
+  double first = -INFINITY, second = -INFINITY;
+  for (int64_t e = group * size; e < (group + 1) * size; ++e) {
+    const double v = x->p[e].v + end * x->p[e].e;
+    second = fmax(second, fmin(first, v)), first = fmax(first, v);
   }
-  for (int64_t g = 0; g < 3; ++g) better += score[g] > score[group] || (score[g] == score[group] && g < group);
+  if (size == 1) return first;
+  const double sum = first + second, rounded = test_dtype_round(MOE_DTYPE_F32, sum);
+  return end < 0 ? fmin(sum, rounded) : end > 0 ? fmax(sum, rounded) : rounded;
+}
+
+/* Whether a group is among the best two, at worst (end -1) or at best (end 1); exact values decide ties by id. */
+static int group_stays(const fixture *x, int64_t group, double end) {
+  const int exact = x->p[0].e == 0;
+  int64_t better = 0;
+  for (int64_t g = 0; g < 3; ++g) {
+    const double own = group_value(x, group, exact ? 0 : end), other = group_value(x, g, exact ? 0 : -end);
+    better += g != group && (other > own || (other == own && (exact ? g < group : end < 0)));
+  }
   return better < 2;
 }
 
@@ -199,10 +207,10 @@ static void check_selection(const fixture *x, int64_t t) {
     if (masked ? index[k] != -1 : index[k] < 0 || index[k] >= x->E) fail_at(x, "expert_index", t * x->K + k, index[k], bounded_exact(0));
     if (masked) continue;
     if (k > 0 && !may_precede(x, index[k - 1], index[k])) fail_at(x, "expert_index (order)", t * x->K + k, index[k], x->p[index[k]]);
-    if (x->config.num_groups && !group_stays(x, index[k] / (x->E / 3))) fail_at(x, "expert_index (group)", t * x->K + k, index[k], x->p[index[k]]);
+    if (x->config.num_groups && !group_stays(x, index[k] / (x->E / 3), 1)) fail_at(x, "expert_index (group)", t * x->K + k, index[k], x->p[index[k]]);
   }
   for (int64_t e = 0; e < x->E && !masked; ++e) {
-    if (selected_f64(x->K, index, e) || (x->config.num_groups && !group_stays(x, e / (x->E / 3)))) continue;
+    if (selected_f64(x->K, index, e) || (x->config.num_groups && !group_stays(x, e / (x->E / 3), -1))) continue;
     if (!may_precede(x, index[x->K - 1], e)) fail_at(x, "expert_index (missing)", t * x->K, (double)e, x->p[e]);
   }
 }

@@ -56,9 +56,12 @@ MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_rout
   *sum = 1.0f;
   if (moe_softmax_over_all_(config)) *sum = moe_softmax_terms_(&router->kernels, lane->scores, z, args->E);
   else if (config->score_function == MOE_SCORE_SOFTMAX) scores = z;
-  else if (bias) router->kernels.score_row(lane->scores, NULL, z, config->score_function, args->E);
-  if (!bias) return z;
-  for (int64_t e = 0; e < args->E; e++) lane->values[e] = scores[e] / *sum + bias[e];
+  else if (bias || config->num_groups) router->kernels.score_row(lane->scores, NULL, z, config->score_function, args->E);
+  if (!bias && !config->num_groups) return z;
+  for (int64_t e = 0; e < args->E; e++) {
+    lane->values[e] = scores[e] / *sum;
+    if (bias) lane->values[e] = lane->values[e] + bias[e];
+  }
   return lane->values;
 }
 

@@ -54,10 +54,19 @@ static inline void bounded_sigmoid(double z, bounded *s, bounded *c) {
   *c = z < 0 ? large : small;
 }
 
+/* Below -18 sqrt(softplus) is computed as e^(z/2) and its derivative as half of that: both are off by less than e^z, relative. */
+static inline int bounded_far(double z) { return z < -18; }
+static inline bounded bounded_far_root(double z) {
+  bounded root = bounded_exp(bounded_exact(z / 2));
+  root.e += root.v * exp(z);
+  return root;
+}
+
 static inline bounded bounded_score(moe_score_function function, double z) {
   bounded s, c;
   bounded_sigmoid(z, &s, &c);
   if (function == MOE_SCORE_SIGMOID) return s;
+  if (bounded_far(z)) return bounded_far_root(z);
   bounded l = bounded_log1p(bounded_exp(bounded_exact(-fabs(z))));
   return bounded_sqrt(bounded_add(bounded_exact(fmax(z, 0)), l));
 }
@@ -67,6 +76,7 @@ static inline bounded bounded_score_grad(moe_score_function function, double z) 
   bounded s, c;
   bounded_sigmoid(z, &s, &c);
   if (function == MOE_SCORE_SIGMOID) return bounded_mul(s, c);
+  if (bounded_far(z)) return bounded_mul(bounded_exact(0.5), bounded_far_root(z));
   bounded twice = bounded_score(function, z);
   twice.v *= 2, twice.e *= 2;
   return bounded_div(s, twice);
