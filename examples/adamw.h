@@ -1,4 +1,4 @@
-/* adamw.h: parameters in float, and AdamW with a clipped gradient norm. Needs moe.h, text.h (zeroed) and math.h first. */
+/* adamw.h: parameters in float, and AdamW with a clipped gradient norm. Needs moe.h and text.h first. */
 #ifndef EXAMPLE_ADAMW_H
 #define EXAMPLE_ADAMW_H
 
@@ -49,7 +49,8 @@ static int64_t adamw_chunk_end(const tensor *p, int64_t chunk) {
 static void adamw_norm_chunk(void *arg, int64_t chunk) {
   tensor *p = ((adamw_job *)arg)->p;
   double sum = 0;
-  for (int64_t i = chunk * ADAMW_CHUNK; i < adamw_chunk_end(p, chunk); i++) sum += (double)p->grad[i] * (double)p->grad[i];
+  for (int64_t i = chunk * ADAMW_CHUNK; i < adamw_chunk_end(p, chunk); i++)
+    sum += (double)p->grad[i] * (double)p->grad[i];
   p->norms[chunk] = sum;
 }
 

@@ -1,5 +1,5 @@
-/* pool.h: a few POSIX threads behind moe_context.parallel_for. Items are dealt in order to whoever is free; the caller works
-   too. Nothing here can change a result: every item writes its own outputs and sums nothing with another one. */
+/* pool.h: a few POSIX threads behind moe_context.parallel_for. Items are dealt in order to whoever is free; the caller
+   works too. Nothing here can change a result: every item has its own outputs and shares no sum with another one. */
 #ifndef EXAMPLE_POOL_H
 #define EXAMPLE_POOL_H
 

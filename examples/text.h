@@ -14,8 +14,8 @@
 
 enum { CONTEXT = 16, CHUNK = 1024, HOLD_OUT_EVERY = 10, HELD_OUT_MAX = 65536, TEXT_MAX = 1 << 30 };
 
-/* A position is the byte to predict; the CONTEXT bytes before it are the input. Every tenth chunk is held out. A position
-   belongs to a set only when its whole context lies in the same chunk, so that training never sees a held-out byte. */
+/* A position is the byte to predict; the CONTEXT bytes before it are the input. Every tenth chunk is held out. Only
+   positions whose context lies in the same chunk are used, so that training never sees a held-out byte. */
 typedef struct text {
   uint8_t *bytes;
   size_t size, room;
@@ -24,7 +24,7 @@ typedef struct text {
   int64_t train_count, held_out_count;
 } text;
 
-static void die(int code, const char *format, ...) {
+_Noreturn static void die(int code, const char *format, ...) {
   va_list list;
   va_start(list, format);
   fputs("train_lm: ", stderr);
@@ -60,7 +60,7 @@ static void text_add_file(text *t, const char *path) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* A file, or all sources in a folder and below it, in the order of their names. Names that do not exist are passed over. */
+/* A file, or all sources in a folder and below, in the order of their names. What does not exist is passed over. */
 static void text_add_tree(text *t, const char *path) {
   struct stat info;
   if (stat(path, &info) != 0) return;

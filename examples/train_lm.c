@@ -5,13 +5,13 @@
 
    The model predicts a byte from the 16 bytes before it:
 
-     x = sum over the 16 places of table[place][byte]           (the embedding, one table for each distance)
+     x = sum over the 16 places of table[place][byte]           (the embedding, a table for each distance)
      LAYERS times:  x += moe(rmsnorm(x))                         (router, K of E experts, SwiGLU)
      logits = rmsnorm(x) * head                                  (256 of them), softmax, cross-entropy
 
-   Weights, gradients and AdamW live in float; the experts and their router compute in the type asked for. Beside it a dense
-   model is trained, which has a single expert as wide as the K a token visits: the same arithmetic per byte, the same
-   start, the same data in the same order. The bits of the result depend neither on the number of threads nor on the CPU.
+   Weights, gradients and AdamW live in float; experts and routers compute in the type asked for. Beside it a dense
+   model is trained, which has one expert as wide as the K that a token visits: the same arithmetic per byte, the same
+   data in the same order. The result's bits depend neither on the number of threads nor on the instruction set.
 
    Reading guide: layer_forward and layer_backward show how the library is called. */
 #ifndef _POSIX_C_SOURCE
@@ -28,16 +28,17 @@
 #include "pool.h"
 #include "text.h"
 #include "adamw.h"
+#include "options.h"
 #include "plot.h"
 
 enum { H = 128, I = 256, E = 8, K = 2, LAYERS = 2 };       /* hidden, intermediate, experts, experts per token */
 enum { BATCH = 2048, BLOCK = 64, ROWS = 64, BYTES = 256 }; /* positions per step, rows per block, rows per work item */
 enum { POINTS = 20 };                                      /* held-out measurements on the way */
 
-static const float LEARNING_RATE = 3e-3f, WEIGHT_DECAY = 2.0f, CLIP_NORM = 1.0f;
+static const float LEARNING_RATE = 6e-3f, WEIGHT_DECAY = 2.0f, CLIP_NORM = 1.0f;
 static const float BALANCE = 0.01f, Z_LOSS = 1e-4f; /* coefficients of the router's auxiliary losses */
 
-/* ---------------------------------------------------------------------------------------- the library, by element type */
+/* ------------------------------------------------------------------------------------ the library, by element type */
 
 typedef struct dtype_ops {
   const char *name;
@@ -51,21 +52,21 @@ typedef struct dtype_ops {
   moe_status (*experts_bwd)(moe_context *ctx, const moe_blockwise_mm_bwd_args *args);
 } dtype_ops;
 
-#define DEFINE_CONVERSIONS(name, type, NAME)                                                        \
-  static moe_status narrow_##name(moe_context *ctx, void *dst, const float *src, int64_t n) {       \
-    return moe_##name##_from_f32(ctx, dst, src, n);                                                 \
-  }                                                                                                 \
-  static moe_status widen_##name(moe_context *ctx, float *dst, const void *src, int64_t n) {        \
-    return moe_##name##_to_f32(ctx, dst, src, n);                                                   \
+#define DEFINE_CONVERSIONS(name, type, NAME)                                                  \
+  static moe_status narrow_##name(moe_context *ctx, void *dst, const float *src, int64_t n) { \
+    return moe_##name##_from_f32(ctx, dst, src, n);                                           \
+  }                                                                                           \
+  static moe_status widen_##name(moe_context *ctx, float *dst, const void *src, int64_t n) {  \
+    return moe_##name##_to_f32(ctx, dst, src, n);                                             \
   }
 MOE_DTYPE_LIST(DEFINE_CONVERSIONS)
 
-#define DTYPE_ENTRY(name, type, NAME)                                                               \
-  {#name, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, narrow_##name, widen_##name, \
+#define DTYPE_ENTRY(name, type, NAME)                                                                         \
+  {#name, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, narrow_##name, widen_##name,     \
    moe_router_topk_##name, moe_router_topk_bwd_##name, moe_blockwise_mm_fwd_##name, moe_blockwise_mm_bwd_##name},
 static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY)};
 
-/* ----------------------------------------------------------------------------------------------------------- the model */
+/* ------------------------------------------------------------------------------------------------------- the model */
 
 typedef struct layer {
   tensor router, gate_up, down; /* [H,E] [E,H,2,I] [E,I,H] */
@@ -95,6 +96,8 @@ typedef struct model {
   int32_t *top;               /* [T] the likeliest byte */
   float *router_grad, *affinities_grad;                  /* [T,E] [T+1,E] */
   void *y, *dy, *dinput;      /* [T,H] compute type */
+  void *owned[64];            /* what model_free gives back, beside the tensors */
+  int owned_count;
   float loss_scale;           /* all gradients are multiplied by it */
   adamw optimizer;
   double expert_seconds, expert_flops;
@@ -122,17 +125,22 @@ static int64_t rows_end(const model *m, int64_t item) { return (item + 1) * ROWS
 static void *allocate(void *user, size_t bytes) { return (void)user, malloc(bytes); }
 static void release(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
 
-static void layer_init(layer *l, const model *m, uint64_t *random) {
-  size_t size = m->dtype->size, e = (size_t)m->E, k = (size_t)m->K, i = (size_t)m->I, n = (size_t)m->N;
-  tensor_init(&l->router, H * m->E, 0.15f, size, random); /* sqrt(3/H) is variance 1 */
+static void *own(model *m, int64_t count, size_t bytes) {
+  if (m->owned_count == (int)(sizeof m->owned / sizeof *m->owned)) die(1, "model.owned is too short");
+  return m->owned[m->owned_count++] = zeroed((size_t)count, bytes);
+}
+
+static void layer_init(layer *l, model *m, uint64_t *random) {
+  size_t size = m->dtype->size;
+  tensor_init(&l->router, H * m->E, 0.15f, size, random); /* sqrt(3/H) would keep the variance */
   tensor_init(&l->gate_up, m->E * H * 2 * m->I, 0.15f, size, random);
   tensor_init(&l->down, m->E * m->I * H, 0.10f, size, random);
-  l->input = zeroed(BATCH * H, size);
-  l->logits = zeroed(BATCH * e, 4), l->weights = zeroed(BATCH * k, 4), l->affinities = zeroed((BATCH + 1) * e, 4);
-  l->index = zeroed(BATCH * k, 4), l->ids = zeroed(n * BLOCK, 4);
-  l->block_expert = zeroed(n, 4), l->condition = zeroed(n + 1, 4);
-  l->gate_up_act = zeroed(n * 2 * i * BLOCK, size), l->down_act = zeroed(n * BLOCK * H, size);
-  l->load = zeroed(e, sizeof *l->load), l->load_sum = zeroed(e, sizeof *l->load_sum);
+  l->input = own(m, BATCH * H, size);
+  l->logits = own(m, BATCH * m->E, 4), l->weights = own(m, BATCH * m->K, 4), l->index = own(m, BATCH * m->K, 4);
+  l->affinities = own(m, (BATCH + 1) * m->E, 4), l->ids = own(m, m->N * BLOCK, 4);
+  l->block_expert = own(m, m->N, 4), l->condition = own(m, m->N + 1, 4);
+  l->gate_up_act = own(m, m->N * 2 * m->I * BLOCK, size), l->down_act = own(m, m->N * BLOCK * H, size);
+  l->load = own(m, m->E, sizeof *l->load), l->load_sum = own(m, m->E, sizeof *l->load_sum);
 }
 
 /* A model of `experts` experts of width `width`, `chosen` of them per token. */
@@ -154,27 +162,20 @@ static model *model_new(const text *t, const dtype_ops *dtype, pool *threads, in
     m->all[tensors++] = &m->layers[l].router, m->all[tensors++] = &m->layers[l].gate_up;
     m->all[tensors++] = &m->layers[l].down;
   }
-  for (int s = 0; s <= LAYERS; s++) m->x[s] = zeroed(BATCH * H, 4), m->norm[s] = zeroed(BATCH, 4);
-  m->h = zeroed(BATCH * H, 4), m->dh = zeroed(BATCH * H, 4), m->dx = zeroed(BATCH * H, 4);
-  m->logits = zeroed(BATCH * BYTES, 4), m->dlogits = zeroed(BATCH * BYTES, 4), m->loss = zeroed(BATCH, 4);
-  m->top = zeroed(BATCH, 4), m->top_weight = zeroed(BATCH, 4), m->no_grad = zeroed(BATCH, 4);
-  m->router_grad = zeroed((size_t)(BATCH * m->E), 4), m->affinities_grad = zeroed((size_t)((BATCH + 1) * m->E), 4);
-  m->y = zeroed(BATCH * H, dtype->size), m->dy = zeroed(BATCH * H, dtype->size);
-  m->dinput = zeroed(BATCH * H, dtype->size);
+  for (int s = 0; s <= LAYERS; s++) m->x[s] = own(m, BATCH * H, 4), m->norm[s] = own(m, BATCH, 4);
+  m->h = own(m, BATCH * H, 4), m->dh = own(m, BATCH * H, 4), m->dx = own(m, BATCH * H, 4);
+  m->logits = own(m, BATCH * BYTES, 4), m->dlogits = own(m, BATCH * BYTES, 4), m->loss = own(m, BATCH, 4);
+  m->top = own(m, BATCH, 4), m->top_weight = own(m, BATCH, 4), m->no_grad = own(m, BATCH, 4);
+  m->router_grad = own(m, BATCH * m->E, 4), m->affinities_grad = own(m, (BATCH + 1) * m->E, 4);
+  m->y = own(m, BATCH * H, dtype->size), m->dy = own(m, BATCH * H, dtype->size);
+  m->dinput = own(m, BATCH * H, dtype->size);
   return m;
 }
 
 static void model_free(model *m) {
   for (int i = 0; i < TENSORS; i++) tensor_free(m->all[i]);
-  for (int i = 0; i < LAYERS; i++) {
-    layer *l = &m->layers[i];
-    free(l->input), free(l->logits), free(l->weights), free(l->affinities), free(l->index), free(l->ids);
-    free(l->block_expert), free(l->condition), free(l->gate_up_act), free(l->down_act), free(l->load), free(l->load_sum);
-  }
-  for (int s = 0; s <= LAYERS; s++) free(m->x[s]), free(m->norm[s]);
-  free(m->h), free(m->dh), free(m->dx), free(m->logits), free(m->dlogits), free(m->loss), free(m->top);
-  free(m->top_weight), free(m->no_grad), free(m->router_grad), free(m->affinities_grad);
-  free(m->y), free(m->dy), free(m->dinput), free(m);
+  for (int i = 0; i < m->owned_count; i++) free(m->owned[i]);
+  free(m);
 }
 
 /* The compute type's copies of the weights. */
@@ -183,7 +184,7 @@ static void model_narrow(model *m) {
     if (m->all[i]->low) must(m, m->dtype->narrow(&m->ctx, m->all[i]->low, m->all[i]->value, m->all[i]->count));
 }
 
-/* ------------------------------------------------------------------------- embedding, norm, loss: rows split over threads */
+/* ------------------------------------------------------------------ embedding, norm, loss: rows split over threads */
 
 /* x[stage] = the embedding, or x[stage-1] plus what its layer put into h; then h = rmsnorm(x[stage]). */
 static void stream_rows(void *arg, int64_t item) {
@@ -234,9 +235,10 @@ static void embed_backward_table(void *arg, int64_t j) {
 
 /* exp(x) for x <= 0, by arithmetic alone, so that it does not depend on the C library: 2^n times a polynomial. */
 static float exp_negative(float x) {
-  if (x < -80) return 0;
+  if (!(x >= -80)) return 0; /* NaN as well: its sum is then 0, and the gradient not finite */
   float n = (float)(int)(x * 1.44269504f - 0.5f), r = x - n * 0.693145752f - n * 1.42860677e-6f;
-  float p = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416666667f + r * (0.00833333333f + r * 0.00138888889f)))));
+  float p = 1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720));
+  p = 1 + r * (1 + r * (1.0f / 2 + r * (1.0f / 6 + r * p)));
   uint32_t bits = (uint32_t)((int)n + 127) << 23;
   float scale;
   memcpy(&scale, &bits, sizeof scale);
@@ -258,14 +260,14 @@ static void loss_rows(void *arg, int64_t item) {
   }
 }
 
-/* --------------------------------------------------------------------------------------- the layer: the library at work */
+/* ---------------------------------------------------------------------------------- the layer: the library at work */
 
 /* What the forward and the backward are both told. */
 static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
-  return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK, .hidden_states = l->input,
-    .expert_affinities_masked = l->affinities, .affinity_dtype = MOE_DTYPE_F32, .gate_up_proj_weight = l->gate_up.low,
-    .down_proj_weight = l->down.low, .token_position_to_id = l->ids, .block_to_expert = l->block_expert,
-    .conditions = l->condition, .config = {.activation = MOE_ACT_SILU}};
+  return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK,
+    .hidden_states = l->input, .expert_affinities_masked = l->affinities, .affinity_dtype = MOE_DTYPE_F32,
+    .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low, .token_position_to_id = l->ids,
+    .block_to_expert = l->block_expert, .conditions = l->condition, .config = {.activation = MOE_ACT_SILU}};
 }
 
 /* h = moe(h). Route the rows, group them by expert into blocks, run the experts. */
@@ -330,8 +332,9 @@ static void layer_backward(model *m, layer *l) {
 
 /* A router is a linear layer that also tells which outputs are the largest: with 256 "experts" it is the head. */
 static void head_forward(model *m) {
-  moe_router_topk_args head = {.T = m->T, .H = H, .E = BYTES, .K = 1, .hidden_states = m->h, .router_weight = m->head.value,
-    .router_logits = m->logits, .expert_index = m->top, .expert_weights = m->top_weight};
+  moe_router_topk_args head = {.T = m->T, .H = H, .E = BYTES, .K = 1, .hidden_states = m->h,
+    .router_weight = m->head.value, .router_logits = m->logits, .expert_index = m->top,
+    .expert_weights = m->top_weight};
   must(m, moe_router_topk_f32(&m->ctx, &head));
 }
 
@@ -368,14 +371,7 @@ static void model_backward(model *m) {
   run(m, CONTEXT, embed_backward_table, m);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ training */
-
-typedef struct options {
-  const dtype_ops *dtype;
-  int64_t steps;
-  uint64_t seed;
-  int threads;
-} options;
+/* -------------------------------------------------------------------------------------------------------- training */
 
 /* One AdamW step. Gradients that overflowed (half precision's may) are dropped, and scaled less from then on. */
 static void model_update(model *m, float rate) {
@@ -401,15 +397,15 @@ static double evaluate(model *m, const text *t, int64_t count) {
 
 /* On a terminal one line rewrites itself; otherwise a line for every twentieth of the way. */
 static void progress(model *m, const char *name, int64_t step, int64_t steps, double bits, double step_seconds) {
-  int64_t least = m->T * m->K, most = 0;
-  for (int l = 0; l < LAYERS; l++)
-    for (int64_t e = 0; e < m->E; e++) {
-      int64_t load = m->layers[l].load[e];
-      least = load < least ? load : least, most = load > most ? load : most;
-    }
-  printf("%s%-5s step %5" PRId64 "/%" PRId64 "  loss %.3f bits  %6.0f tokens/s  %5.1f GFLOP/s  tokens per expert %" PRId64
-         "..%" PRId64 "..%" PRId64 "%s", isatty(1) ? "\r" : "", name, step, steps, bits, (double)m->T / step_seconds,
-         m->expert_flops / m->expert_seconds * 1e-9, least, m->T * m->K / m->E, most, isatty(1) ? "  " : "\n");
+  printf("%s%-5s step %5" PRId64 "/%" PRId64 "  loss %.3f bits  %6.0f tokens/s  %5.1f GFLOP/s", isatty(1) ? "\r" : "",
+         name, step, steps, bits, (double)m->T / step_seconds, m->expert_flops / m->expert_seconds * 1e-9);
+  int64_t least = INT64_MAX, most = 0;
+  for (int i = 0; i < LAYERS * m->E; i++) {
+    int64_t load = m->layers[i / m->E].load[i % m->E];
+    least = load < least ? load : least, most = load > most ? load : most;
+  }
+  if (m->E > 1) printf("  tokens per expert %4" PRId64 "..%" PRId64 "..%" PRId64, least, m->T * m->K / m->E, most);
+  fputs(isatty(1) ? "   " : "\n", stdout);
   fflush(stdout);
 }
 
@@ -424,7 +420,7 @@ static double train(model *m, const text *t, const options *o, curve *c) {
   static int32_t position[BATCH];
   float *loss = zeroed((size_t)o->steps, sizeof *loss), *held_out = zeroed(POINTS, sizeof *held_out);
   int32_t *at = zeroed(POINTS, sizeof *at);
-  *c = (curve){c->name, c->colour, o->steps, loss, 0, at, held_out};
+  c->steps = o->steps, c->train = loss, c->at = at, c->held_out = held_out;
   uint64_t random = o->seed ^ 0x64617461; /* the same data for both models */
   double shown = seconds(), bits = 0;
   int64_t shown_step = 0;
@@ -435,10 +431,13 @@ static double train(model *m, const text *t, const options *o, curve *c) {
     model_backward(m);
     model_update(m, learning_rate(step, o->steps));
     bits = shown_step == step ? (double)loss[step] : 0.9 * bits + 0.1 * (double)loss[step];
-    int point = (step + 1) * POINTS / o->steps > step * POINTS / o->steps, last = step + 1 == o->steps;
+    int point = (step + 1) * POINTS / o->steps > step * POINTS / o->steps;
     if (point || (isatty(1) && seconds() - shown > 0.25)) {
       progress(m, c->name, step + 1, o->steps, bits, (seconds() - shown) / (double)(step + 1 - shown_step));
-      if (point) at[c->points] = (int32_t)(step + 1), held_out[c->points++] = (float)evaluate(m, t, last ? HELD_OUT_MAX : 2 * BATCH);
+      if (point) {
+        at[c->points] = (int32_t)(step + 1);
+        held_out[c->points++] = (float)evaluate(m, t, step + 1 == o->steps ? HELD_OUT_MAX : 2 * BATCH);
+      }
       m->expert_seconds = m->expert_flops = 0, shown = seconds(), shown_step = step + 1;
     }
   }
@@ -458,66 +457,26 @@ static uint64_t model_hash(const model *m) {
   return hash;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- the program */
-
-static const char USAGE[] =
-    "usage: train_lm [--dtype bf16|fp16|f32] [--steps N] [--seed S] [--threads N] [FILE...]\n"
-    "Trains on the bytes of the files, or on the sources in the current folder, which is then the repository's root.\n";
-
-static int64_t whole_number(const char *option, const char *value, int64_t least, int64_t most) {
-  char *end;
-  errno = 0;
-  long long number = strtoll(value, &end, 10);
-  if (errno || end == value || *end || number < least || number > most)
-    die(2, "%s must be a whole number from %" PRId64 " to %" PRId64 ", not \"%s\"", option, least, most, value);
-  return number;
-}
+/* ----------------------------------------------------------------------------------------------------- the program */
 
 static const dtype_ops *find_dtype(const char *name) {
-  for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
-    if (!strcmp(DTYPES[i].name, name)) return &DTYPES[i];
-  die(2, "--dtype must be bf16, fp16 or f32, not \"%s\"", name);
-  return NULL;
-}
-
-static void read_arguments(int argc, char **argv, options *o, text *t) {
-  int i = 1;
-  while (i < argc && argv[i][0] == '-' && argv[i][1]) {
-    const char *option = argv[i++], *value = argv[i];
-    if (!strcmp(option, "--")) break;
-    if (!strcmp(option, "--help")) fputs(USAGE, stdout), exit(0);
-    int known = !strcmp(option, "--dtype") || !strcmp(option, "--steps") || !strcmp(option, "--seed") ||
-                !strcmp(option, "--threads");
-    if (!known) die(2, "unknown option %s\n%s", option, USAGE);
-    if (!value) die(2, "%s needs a value\n%s", option, USAGE);
-    if (!strcmp(option, "--dtype")) o->dtype = find_dtype(value);
-    else if (!strcmp(option, "--steps")) o->steps = whole_number(option, value, 1, 10000000);
-    else if (!strcmp(option, "--seed")) o->seed = (uint64_t)whole_number(option, value, 0, INT64_MAX);
-    else o->threads = (int)whole_number(option, value, 1, POOL_MAX);
-    i++;
-  }
-  if (i == argc)
-    for (const char *const *name = (const char *const[]){"moe.h", "README.md", "examples", "moe", "tests", NULL}; *name; name++)
-      text_add_tree(t, *name);
-  else
-    for (; i < argc; i++) text_add_file(t, argv[i]);
-  text_split(t);
-  if (t->held_out_count == 0)
-    die(2, "%zu bytes of text are too few: at least %d are needed%s", t->size, CHUNK * HOLD_OUT_EVERY,
-        t->files ? "" : " (no files named, and this is not the repository's root)");
+  size_t i = 0, count = sizeof DTYPES / sizeof *DTYPES;
+  while (i < count && strcmp(DTYPES[i].name, name)) i++;
+  if (i == count) die(2, "--dtype must be bf16, fp16 or f32, not \"%s\"", name);
+  return &DTYPES[i];
 }
 
 int main(int argc, char **argv) {
-  long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-  options o = {find_dtype("bf16"), 1200, 1, cpus < 1 ? 1 : cpus > POOL_MAX ? POOL_MAX : (int)cpus};
+  options o = {.dtype = "bf16", .steps = 1000, .seed = 1};
   text t = {0};
-  read_arguments(argc, argv, &o, &t);
+  read_arguments(argc, argv, POOL_MAX, &o, &t);
+  const dtype_ops *dtype = find_dtype(o.dtype);
   static pool threads;
   pool_start(&threads, o.threads);
-  model *moe = model_new(&t, o.dtype, &threads, E, K, I, o.seed);
-  model *dense = model_new(&t, o.dtype, &threads, 1, 1, I * K, o.seed);
+  model *moe = model_new(&t, dtype, &threads, E, K, I, o.seed);
+  model *dense = model_new(&t, dtype, &threads, 1, 1, I * K, o.seed);
   printf("moe.h %d.%d.%d: %s on %s, %d thread%s; %zu bytes of text in %" PRId64 " files, every tenth chunk held out\n",
-         MOE_VERSION_MAJOR, MOE_VERSION_MINOR, MOE_VERSION_PATCH, o.dtype->name, moe_isa_name(moe_isa_active()),
+         MOE_VERSION_MAJOR, MOE_VERSION_MINOR, MOE_VERSION_PATCH, dtype->name, moe_isa_name(moe_isa_active()),
          threads.threads, threads.threads == 1 ? "" : "s", t.size, t.files);
   printf("moe: %d layers, %d of %d experts of %d x %d; dense: one expert of %d x %d\n", LAYERS, K, E, H, I, H, I * K);
 
@@ -530,12 +489,13 @@ int main(int argc, char **argv) {
   int64_t load[LAYERS * E];
   for (int i = 0; i < LAYERS * E; i++) load[i] = moe->layers[i / E].load_sum[i % E];
   char title[64];
-  snprintf(title, sizeof title, "train_lm, %s: loss", o.dtype->name);
-  if (plot_write("train_lm.svg", title, curves, 2, load, LAYERS, E) != 0) die(1, "cannot write train_lm.svg: %s", strerror(errno));
+  snprintf(title, sizeof title, "Loss of the byte model, %s", dtype->name);
+  if (plot_write("train_lm.svg", title, curves, 2, load, LAYERS, E) != 0)
+    die(1, "cannot write train_lm.svg: %s", strerror(errno));
   printf("loss curves and expert load: train_lm.svg\n");
   printf("parameters: %016" PRIx64 "\n", model_hash(moe));
   pool_stop(&threads);
-  for (int i = 0; i < 2; i++) free((void *)(uintptr_t)curves[i].train), free((void *)(uintptr_t)curves[i].at), free((void *)(uintptr_t)curves[i].held_out);
+  for (int i = 0; i < 2; i++) free(curves[i].train), free(curves[i].at), free(curves[i].held_out);
   model_free(moe), model_free(dense);
   free(t.bytes), free(t.train), free(t.held_out);
   return 0;

@@ -127,6 +127,15 @@ static void test_all_variants(void **state) {
   }
 }
 
+/* Shapes longer than the library's pieces, each in some of the 180 ways. */
+static void test_long_shapes(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int64_t i = 0; i < test_cases(2, 1) * PROBLEM_LONG_SHAPES; i++) {
+    struct problem_options o = problem_options_long(7000 + (uint64_t)i, dtype, (int)(i % PROBLEM_LONG_SHAPES));
+    check_variants(&o, i * 7, test_cases(12, 4), 67);
+  }
+}
+
 /* ----------------------------------------------------------------------------------------------- tokens and batches */
 
 /* Tensors with one row per token. */
@@ -275,7 +284,7 @@ int main(void) {
     #test " fp16", test, NULL, NULL, &fp16                                                                 \
   }
   const struct CMUnitTest tests[] = {
-      EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_token_alone),
+      EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes), EACH_DTYPE(test_token_alone),
       EACH_DTYPE(test_permuted_tokens), cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

@@ -107,8 +107,9 @@ static void run_plain(struct problem *p) {
 
 static void check_guards(moe_dtype dtype, enum guard_side side) {
   int64_t problems = test_cases(120, 6);
-  for (int64_t i = 0; i < problems; i++) {
-    struct problem_options o = problem_options_random(40000 + (uint64_t)i, dtype);
+  for (int64_t i = -PROBLEM_LONG_SHAPES; i < problems; i++) {
+    struct problem_options o = i < 0 ? problem_options_long((uint64_t)-i, dtype, (int)(-1 - i))
+                                     : problem_options_random(40000 + (uint64_t)i, dtype);
     struct problem plain;
     struct guarded_problem g;
     o.empty_expert = 0;
@@ -116,7 +117,7 @@ static void check_guards(moe_dtype dtype, enum guard_side side) {
     run_plain(&plain);
     open_guarded(&g, &o, side);
     for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
-      moe_context ctx = {.num_threads = (int32_t)(i % 3 + 1)};
+      moe_context ctx = {.num_threads = (int32_t)(i < 0 ? 2 : i % 3 + 1)};
       if (!test_use_isa(isa)) continue;
       problem_fill(&g.p);
       for (int op = 0; op < PROBLEM_OP_COUNT; op++) run_guarded(&g, &ctx, (enum problem_op)op);

@@ -2,7 +2,8 @@
 #ifndef MOE_KERNEL_DISPATCH_H
 #define MOE_KERNEL_DISPATCH_H
 
-static atomic_int moe_isa_word_; /* 0 = choose by the CPU, else moe_isa_limit's instruction set + 1 */
+static atomic_int moe_isa_word_; /* 0 = not looked yet, else the instruction set + 1, and whether the user asked for it */
+enum { MOE_ISA_ASKED_ = 256 };
 
 /* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the f32
    kernels give the same bits in half the time there. */
@@ -28,16 +29,23 @@ MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
   t->isa = isa;
 }
 
-moe_isa moe_isa_active(void) {
-  const int word = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed);
-  return moe_cpu_best_(word ? (moe_isa)(word - 1) : MOE_ISA_AVX512BF16);
+/* The CPU is asked once: CPUID is slow under a hypervisor. */
+MOE_FN int moe_isa_chosen_(void) {
+  int word = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed);
+  if (word == 0) {
+    word = (int)moe_cpu_best_(MOE_ISA_AVX512BF16) + 1;
+    atomic_store_explicit(&moe_isa_word_, word, memory_order_relaxed);
+  }
+  return word;
 }
+
+moe_isa moe_isa_active(void) { return (moe_isa)(moe_isa_chosen_() % MOE_ISA_ASKED_ - 1); }
 
 /* A call fills its own table, on its stack, and keeps it to its end: moe_isa_limit cannot change a call under way. */
 MOE_FN moe_kernels moe_kernels_(void) {
+  const int word = moe_isa_chosen_();
   moe_kernels t;
-  const int asked = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed) != 0;
-  moe_fill_table_(&t, moe_isa_active(), asked || !moe_cpu_prefers_fma_());
+  moe_fill_table_(&t, (moe_isa)(word % MOE_ISA_ASKED_ - 1), word >= MOE_ISA_ASKED_ || !moe_cpu_prefers_fma_());
   return t;
 }
 
@@ -57,7 +65,7 @@ int moe_isa_supported(moe_isa isa) {
 
 moe_status moe_isa_limit(moe_isa isa) {
   if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;
-  atomic_store_explicit(&moe_isa_word_, (int)isa + 1, memory_order_relaxed);
+  atomic_store_explicit(&moe_isa_word_, (int)moe_cpu_best_(isa) + 1 + MOE_ISA_ASKED_, memory_order_relaxed);
   return MOE_OK;
 }
 

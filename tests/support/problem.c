@@ -98,6 +98,20 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   return o;
 }
 
+struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int kind) {
+  static const int64_t shape[PROBLEM_LONG_SHAPES][6] = {
+      /* T, H, I, E, K, B */
+      {4200, 5, 3, 3, 2, 700}, {1300, 9, 8, 1, 1, 1299}, {37, 530, 6, 4, 2, 5},   {33, 7, 530, 3, 2, 16},
+      {60, 6, 3, 5000, 3, 2},  {130, 270, 140, 3, 2, 50}, {300, 66, 130, 300, 6, 7},
+  };
+  struct problem_options o = problem_options_random(seed, dtype);
+  const int64_t *s = shape[kind];
+  o.T = s[0], o.H = s[1], o.I = s[2], o.E = s[3], o.K = s[4], o.B = s[5];
+  o.dropping = o.empty_expert = 0;
+  problem_options_settle(&o);
+  return o;
+}
+
 int64_t problem_output_rows(const struct problem_options *o) {
   if (!o->device_output_shape) return o->T;
   if (o->spec == MOE_CTE_SHARD_ON_BLOCK) return o->not_accumulating ? o->T : 2 * o->T;
