@@ -33,6 +33,7 @@ MOE_EXACT_BEGIN
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
 #define MOE_TILE_VECTORS 1
+#define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
 #include "kernel/all.inl"
 #include "kernel/end.inl"
@@ -44,6 +45,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
 #define MOE_TILE_VECTORS 2
+#define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
 #include "kernel/end.inl"
@@ -54,6 +56,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
 #define MOE_TILE_VECTORS 4
+#define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
 #include "kernel/end.inl"

@@ -2,4 +2,5 @@
 #undef MOE_ISA
 #undef MOE_VOCABULARY
 #undef MOE_TILE_VECTORS
+#undef MOE_MATH
 #undef MOE_BF16_BY_MODE

@@ -64,8 +64,12 @@ MOE_INLINE void MOE_K(glu_backward_as)(moe_activation kind, const moe_glu_ *glu,
   row->dot = moe_reduce_lanes_(lanes);
 }
 
-/* One specialised loop per activation. */
+/* One specialised loop per activation; vectors of one decide inside the loop. */
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row) {
+  if (MOE_W == 1) {
+    MOE_K(glu_forward_as)(glu->activation, glu, row);
+    return;
+  }
   switch (glu->activation) {
 #define MOE_CASE_(name, NAME) \
   case MOE_ACT_##NAME: MOE_K(glu_forward_as)(MOE_ACT_##NAME, glu, row); break;
@@ -76,6 +80,10 @@ MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row) {
 }
 
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row) {
+  if (MOE_W == 1) {
+    MOE_K(glu_backward_as)(glu->activation, glu, row);
+    return;
+  }
   switch (glu->activation) {
 #define MOE_CASE_(name, NAME) \
   case MOE_ACT_##NAME: MOE_K(glu_backward_as)(MOE_ACT_##NAME, glu, row); break;

@@ -1,7 +1,8 @@
-/* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. */
+/* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. MOE_MATH: inlined into
+   loops of vectors; for vectors of one, calls, which compile faster. */
 
 /* e^x. x = n*ln2 + r, |r| <= ln2/2; e^r = 1 + r + r^2*q(r); 2^n in two factors so that results may be subnormal. */
-MOE_INLINE MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
+MOE_MATH MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
   const float magic = 0x1.8p23f;
   x = MOE_V(max)(MOE_V(set1)(-104.0f), MOE_V(min)(MOE_V(set1)(89.0f), x));
   MOE_V(f) shifted = MOE_V(fma)(x, MOE_V(set1)(0x1.715476p+0f), MOE_V(set1)(magic));
@@ -32,7 +33,7 @@ MOE_INLINE MOE_V(f) MOE_K(minus_abs)(MOE_V(f) x) {
 }
 
 /* s = 1/(1+e^-z) and its complement 1-s, both without cancellation. */
-MOE_INLINE void MOE_K(sigmoid)(MOE_V(f) z, MOE_V(f) *s, MOE_V(f) *complement) {
+MOE_MATH void MOE_K(sigmoid)(MOE_V(f) z, MOE_V(f) *s, MOE_V(f) *complement) {
   MOE_V(f) e = MOE_K(exp)(MOE_K(minus_abs)(z)), one = MOE_V(set1)(1.0f);
   MOE_V(f) large = MOE_V(div)(one, MOE_V(add)(one, e)), small = MOE_V(mul)(e, large);
   MOE_V(m) negative = MOE_V(lt)(z, MOE_V(set1)(0.0f));
@@ -42,7 +43,7 @@ MOE_INLINE void MOE_K(sigmoid)(MOE_V(f) z, MOE_V(f) *s, MOE_V(f) *complement) {
 
 /* The normal distribution: *cdf = (1+erf(x/sqrt 2))/2, *pdf = e^(-x^2/2)/sqrt(2 pi). With t = 1/(1+0.33|x|) the upper tail is
    e^(-x^2/2)*t*P(t); x^2 is split so that the exponential keeps its relative accuracy. */
-MOE_INLINE void MOE_K(normal)(MOE_V(f) x, MOE_V(f) *cdf, MOE_V(f) *pdf) {
+MOE_MATH void MOE_K(normal)(MOE_V(f) x, MOE_V(f) *cdf, MOE_V(f) *pdf) {
   MOE_V(f) one = MOE_V(set1)(1.0f), a = MOE_V(min)(MOE_V(set1)(20.0f), MOE_K(abs)(x));
   MOE_V(f) square = MOE_V(mul)(a, a), low = MOE_V(fma)(a, a, MOE_V(sub)(MOE_V(set1)(0.0f), square));
   MOE_V(f) e = MOE_K(exp)(MOE_V(mul)(square, MOE_V(set1)(-0.5f)));
@@ -59,7 +60,7 @@ MOE_INLINE void MOE_K(normal)(MOE_V(f) x, MOE_V(f) *cdf, MOE_V(f) *pdf) {
 }
 
 /* log(1+y) for 0 <= y <= 1: with s = y/(2+y), 2s + s^3*P(s^2). */
-MOE_INLINE MOE_V(f) MOE_K(log1p)(MOE_V(f) y) {
+MOE_MATH MOE_V(f) MOE_K(log1p)(MOE_V(f) y) {
   MOE_V(f) s = MOE_V(div)(y, MOE_V(add)(MOE_V(set1)(2.0f), y)), u = MOE_V(mul)(s, s);
   MOE_V(f) p = MOE_V(set1)(0x1.f1af3ap-3f);
   p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.b6d68ep-3f));
