@@ -378,8 +378,11 @@ typedef struct moe_blockwise_layer {
   const void *hidden_states;            /* [T,H] (a padding row T, if there is one, is not read) */
   const void *expert_affinities_masked; /* [T*E] at t*E+e (row T is not read); NULL only with NO_SCALE */
   moe_dtype affinity_dtype;             /* of the affinities and their gradient */
-  const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up */
-  const void *down_proj_weight;         /* [E,I,H] */
+  const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up (forward: optional beside its packed form) */
+  const void *down_proj_weight;         /* [E,I,H] (likewise) */
+  const void *packed_gate_up_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
+  const void *packed_down_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
+  size_t packed_gate_up_bytes, packed_down_bytes;
   const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
   const void *down_proj_bias;           /* [E,H] (optional) */
   const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */
@@ -495,6 +498,76 @@ typedef struct moe_blockwise_mm_bwd_args {
                                                           size_t *bytes);
 MOE_DTYPE_LIST(MOE_DECLARE_BLOCKWISE_)
 #undef MOE_DECLARE_BLOCKWISE_
+
+/* ---------------------------------------------------------------------------------------------------- grouped GEMM */
+
+/* Products of rows sorted by expert, each with its expert's weights: Y = X*W[e]^T (the interface of Unsloth's grouped GEMM).
+   The first m_sizes[0] of the num_tokens*topk sorted positions belong to expert 0, and so on; gather_indices[pos] is the slot
+   token*topk+k that position pos holds (a stable argsort of the flattened expert ids).
+                  row of X for pos       row of Y, dY for pos
+     neither      pos                    pos
+     permute_x    gather[pos]/topk       pos                     X is then [num_tokens,K]; dX row gather[pos]
+     permute_y    pos                    gather[pos]
+   dX[pos] = dY*W[e], with permute_x one row per slot, to be summed over topk by the caller; dW[e] = dY^T X.
+   Rows at no position become 0; an expert without rows is not read and its dW is 0. Any N, K.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes, or more rows than positions), INVALID_OPTION (both permutations),
+   INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
+typedef struct moe_grouped_gemm_args {
+  int64_t num_tokens, topk, E, N, K;
+  const int32_t *m_sizes;        /* [E] */
+  const int32_t *gather_indices; /* [num_tokens*topk]; required with a permutation */
+  int permute_x, permute_y;
+  const void *X;                 /* forward, dw */
+  const void *W;                 /* [E,N,K]; forward (optional beside packed_W), dx */
+  const void *packed_W;          /* forward (optional): from moe_pack_weights with MOE_PACK_GROUPED */
+  size_t packed_W_bytes;
+  const void *dY;                /* dx, dw: [num_tokens*topk,N] */
+  const float *topk_weights;     /* [num_tokens*topk] by slot (optional): forward with permute_y multiplies rows by it */
+  void *Y;                       /* forward: [num_tokens*topk,N] output */
+  void *dX;                      /* dx: [num_tokens*topk,K] output */
+  void *dW;                      /* dw: [E,N,K] output, weight_grad_dtype */
+  moe_dtype weight_grad_dtype;
+  int accumulate_dW;             /* 1: dW += */
+  void *workspace;
+  size_t workspace_bytes;
+} moe_grouped_gemm_args;
+
+#define MOE_DECLARE_GROUPED_(name, type, NAME)                                                                            \
+  moe_status moe_grouped_gemm_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                                \
+  moe_status moe_grouped_gemm_dx_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                             \
+  moe_status moe_grouped_gemm_dw_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                             \
+  moe_status moe_grouped_gemm_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes); \
+  moe_status moe_grouped_gemm_dx_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes); \
+  moe_status moe_grouped_gemm_dw_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
+MOE_DTYPE_LIST(MOE_DECLARE_GROUPED_)
+#undef MOE_DECLARE_GROUPED_
+
+/* ------------------------------------------------------------------------------------------------------- prepacking */
+
+/* Weights in the layout the products consume, for weights that do not change: packing then costs nothing per call. The bits
+   are those of the plain weights. The layout depends on the instruction set in use; a call that meets another one's layout
+   returns MOE_ERROR_UNSUPPORTED. */
+typedef enum moe_pack_layout {
+  MOE_PACK_GATE_UP = 0, /* gate_up_proj_weight [E,H,2,I] */
+  MOE_PACK_UP = 1,      /* the same, for layers with skip_gate: the up half only */
+  MOE_PACK_DOWN = 2,    /* down_proj_weight [E,I,H] */
+  MOE_PACK_GROUPED = 3  /* W [E,N,K] of moe_grouped_gemm */
+} moe_pack_layout;
+
+/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes too small). */
+typedef struct moe_pack_weights_args {
+  moe_pack_layout layout;
+  int64_t E, rows, columns; /* of the tensor above: H,I or I,H or N,K */
+  const void *weight;
+  void *packed;             /* output, aligned to 64 bytes */
+  size_t packed_bytes;
+} moe_pack_weights_args;
+
+#define MOE_DECLARE_PACK_(name, type, NAME)                                                     \
+  moe_status moe_pack_weights_##name(moe_context *ctx, const moe_pack_weights_args *args);      \
+  moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes);
+MOE_DTYPE_LIST(MOE_DECLARE_PACK_)
+#undef MOE_DECLARE_PACK_
 
 /* Activation and derivative over an array, as the layer computes them: y[i] = act(x[i]), dy[i] = act'(x[i]) (either may be
    NULL). alpha 0 = the activation's default. */

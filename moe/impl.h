@@ -84,6 +84,8 @@ MOE_TARGET_END
 #include "layer/router_loss.h"
 #include "layer/route_blocks.h"
 #include "layer/activation.h"
+#include "layer/group.h"
+#include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
 #include "layer/checkpoint.h"
@@ -94,6 +96,7 @@ MOE_TARGET_END
 #include "layer/small_grads.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
+#include "layer/grouped_gemm.h"
 
 MOE_EXACT_END
 

@@ -61,6 +61,8 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
 
 #define MOE_DTYPE_COUNT_ (MOE_DTYPE_FP16 + 1)
 
+MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
+
 /* The finite test is on bits: comparisons mean little under -ffast-math. */
 MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, float value) {
   uint32_t bits;

@@ -14,7 +14,14 @@
 /* MOE_EXACT_BEGIN .. END: floating point as written, whatever -ffast-math or -ffp-contract the user compiles with.
    clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a region. */
 #if defined(__clang__)
-#define MOE_EXACT_BEGIN MOE_PRAGMA(float_control(push)) MOE_PRAGMA(float_control(precise, on)) MOE_PRAGMA(STDC FP_CONTRACT OFF)
+#ifdef __FAST_MATH__ /* its flags reach past the pragmas (selects, sqrt, fma without hardware) unless operations may trap */
+#define MOE_EXACT_TRAPS MOE_PRAGMA(clang fp exceptions(maytrap))
+#else
+#define MOE_EXACT_TRAPS
+#endif
+#define MOE_EXACT_BEGIN                                                                                     \
+  MOE_PRAGMA(float_control(push)) MOE_PRAGMA(float_control(precise, on)) MOE_PRAGMA(STDC FP_CONTRACT OFF)   \
+  MOE_EXACT_TRAPS
 #define MOE_EXACT_END MOE_PRAGMA(float_control(pop)) MOE_PRAGMA(STDC FP_CONTRACT DEFAULT)
 #define MOE_TARGET_BEGIN(features) \
   MOE_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
@@ -61,7 +68,7 @@ MOE_EXACT_END
 #endif
 
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
-#error "moe.h needs float arithmetic in float (on 32-bit x86: -msse2 -mfpmath=sse)"
+#error "moe.h needs float arithmetic in float: no -std=c11 on s390x, -msse2 -mfpmath=sse on 32-bit x86"
 #endif
 
 #endif

@@ -14,7 +14,7 @@ MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
 
 /* Bytes of a packed panel of k rows. */
 MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
-  return moe_mul3_(moe_even_(k), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
+  return moe_mul3_(moe_add_(k, k & 1), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
 }
 
 /* ------------------------------------------------------------------------------------------------------ left operand */
@@ -49,6 +49,7 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
    is contiguous at base[0] + n*stride. */
 typedef struct moe_right_ {
   const void *panel; /* or NULL */
+  int fetch;         /* the panel comes from memory, not from cache */
   const char *base[2];
   int64_t parts, stride, n; /* n: columns of each part */
   int transposed;
@@ -68,11 +69,17 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that packing elements [from, from+k) will read. */
-MOE_FN moe_ahead_ moe_right_ahead_(const moe_right_ *right, int64_t from, int64_t k) {
+/* The memory that elements [from, from+k) will be read from. */
+MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
+  enum { STRETCH = 1024 };
   moe_ahead_ ahead = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
   const int64_t size = moe_dtype_bytes_(right->dtype);
-  if (right->panel) return ahead;
+  if (right->panel) {
+    ahead.base[0] = (const char *)right->panel + moe_panel_bytes_(kind, from);
+    ahead.stride = ahead.bytes = STRETCH;
+    ahead.rows = right->fetch ? moe_panel_bytes_(kind, k) / STRETCH : 0;
+    return ahead;
+  }
   ahead.base[0] = right->base[0] + from * (right->transposed ? size : right->stride);
   if (right->parts == 2) ahead.base[1] = right->base[1] + from * right->stride;
   ahead.stride = right->stride;
@@ -87,7 +94,7 @@ MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
 
 /* What a product with `right` reads first. */
 MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
-  return moe_right_ahead_(right, 0, moe_min_(moe_piece_(kernels, product), right->k));
+  return moe_right_ahead_(kernels->panel[product], right, 0, moe_min_(moe_piece_(kernels, product), right->k));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- product */
@@ -138,7 +145,7 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   for (int64_t from = 0; from < k; from += piece) {
     const int64_t n = moe_min_(piece, k - from), more = moe_min_(piece, k - from - n);
     const void *panel = (const char *)m->right->panel + moe_panel_bytes_(kind, from);
-    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(m->right, from + n, more) : m->next ? *m->next : none;
+    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(kind, m->right, from + n, more) : m->next ? *m->next : none;
     moe_ahead_pace_(&ahead, moe_ceil_div_(m->left->rows, MOE_TILE_ROWS));
     if (!m->right->panel) {
       moe_pack_right_(m->kernels, kind, m->right, from, n, m->piece);

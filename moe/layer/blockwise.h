@@ -1,31 +1,18 @@
-/* What the blockwise forward and backward share: validation, resolved types, and each lane's scratch memory. */
+/* What the blockwise forward and backward share: validation and resolved types. */
 #ifndef MOE_LAYER_BLOCKWISE_H
 #define MOE_LAYER_BLOCKWISE_H
 
 /* One call, its defaults resolved. */
 typedef struct moe_blockwise_ {
-  moe_kernels kernels;
+  moe_group_ group;
   moe_blockwise_layer layer; /* block_to_expert NULL when block e is expert e */
   moe_dtype dtype, affinity_dtype, checkpoint_dtype;
   moe_dtype inner_dtype; /* of intermediates: contract 3 */
   int64_t size, inner_size, checkpoint_size; /* bytes of an element */
-  moe_product_ product;
-  moe_panel_kind_ panel;
+  moe_packed_ gate_up, down; /* how the weights divide into panels */
   moe_glu_ glu;
-  int by_expert; /* the order of work items: an expert's panels together, or a panel's experts */
   moe_plan_ plan;
-  char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_blockwise_;
-
-/* A lane's scratch memory. */
-typedef struct moe_lane_ {
-  float *c;         /* [MOE_ROWS_MAX][64] products */
-  void *piece;      /* see moe_operands_ */
-  float *converted; /* see moe_operands_ */
-  float *sum;       /* MOE_CHUNK x 64 partial outputs, or a column of T */
-  char *grad_x, *grad_y; /* packed operands of weight gradients */
-} moe_lane_;
 
 MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
   return config->affinity_mode == MOE_AFFINITY_PRE_SCALE || config->affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
@@ -35,8 +22,6 @@ MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
 MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
   return config->affinity_mode == MOE_AFFINITY_POST_SCALE || config->affinity_mode == MOE_AFFINITY_ON_I;
 }
-
-MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
@@ -73,7 +58,7 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
 }
 
 /* The layer's own tensors, for the caller's table. Returns how many. */
-enum { MOE_LAYER_TENSORS_ = 9 };
+enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_TENSORS_ = 9 };
 MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tensor_ *tensor) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
@@ -104,7 +89,7 @@ MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
 
 MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer, moe_dtype dtype, int dropping) {
   memset(call, 0, sizeof *call);
-  call->kernels = moe_kernels_();
+  call->group = moe_group_of_(dtype, layer->E);
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
   if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
@@ -115,68 +100,17 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->size = moe_dtype_bytes_(dtype);
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
-  call->product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
-  call->panel = call->kernels.panel[call->product];
   call->glu = moe_resolve_glu_(&layer->config);
-}
-
-/* ---------------------------------------------------------------------------------------------------- lane scratch */
-
-/* One lane's layout; the arena only adds up when it has no memory. */
-MOE_FN moe_lane_ moe_lane_layout_(const moe_blockwise_ *call, moe_arena_ *arena) {
-  moe_lane_ lane;
-  lane.c = (float *)moe_take_(arena, (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4);
-  lane.piece = moe_take_(arena, MOE_PIECE_BYTES_);
-  lane.converted = (float *)moe_take_(arena, MOE_CONVERTED_BYTES_);
-  lane.sum = (float *)moe_take_(arena, moe_mul_(call->sum_floats, 4));
-  lane.grad_x = (char *)moe_take_(arena, call->grad_x_bytes);
-  lane.grad_y = (char *)moe_take_(arena, call->grad_y_bytes);
-  return lane;
-}
-
-MOE_FN void moe_lanes_layout_(moe_blockwise_ *call, moe_arena_ *arena, int64_t lanes, int64_t sum_floats, int64_t grad_x_bytes, int64_t grad_y_bytes) {
-  moe_arena_ one = {NULL, 0};
-  call->sum_floats = sum_floats;
-  call->grad_x_bytes = grad_x_bytes;
-  call->grad_y_bytes = grad_y_bytes;
-  moe_lane_layout_(call, &one);
-  call->lane_bytes = one.used;
-  call->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
-}
-
-MOE_FN moe_lane_ moe_lane_at_(const moe_blockwise_ *call, int64_t lane) {
-  moe_arena_ arena = {call->scratch + lane * call->lane_bytes, 0};
-  return moe_lane_layout_(call, &arena);
-}
-
-/* lane.c = left * right, while `next` is fetched. */
-MOE_FN void moe_lane_multiply_(const moe_blockwise_ *call, const moe_lane_ *lane, const moe_left_ *left, const moe_right_ *right, const moe_ahead_ *next) {
-  const moe_operands_ m = {&call->kernels, call->product, left, right, lane->c, lane->piece, lane->converted, next};
-  moe_multiply_(&m);
-}
-
-/* An item of a stage over experts x panels. */
-MOE_FN void moe_split_item_(const moe_blockwise_ *call, int64_t item, int64_t panels, int64_t *expert, int64_t *panel) {
-  *expert = call->by_expert ? item / panels : item % call->layer.E;
-  *panel = call->by_expert ? item % panels : item / call->layer.E;
+  call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype, layer->E, layer->H, layer->I);
+  call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
 MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n, float *buffer) {
   if (!tensor) return NULL;
   memset(buffer, 0, MOE_PANEL * sizeof *buffer);
-  call->kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);
+  call->group.kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);
   return buffer;
-}
-
-/* dst = sum, or dst += sum, rounded once. `sum` is used up. */
-MOE_FN void moe_store_sum_(const moe_blockwise_ *call, void *dst, moe_dtype dtype, float *sum, int64_t n, int accumulate) {
-  float old[MOE_PANEL];
-  if (accumulate) {
-    call->kernels.load_row[dtype](old, dst, n);
-    call->kernels.add_scaled(sum, old, NULL, 1.0f, n);
-  }
-  call->kernels.store_row[dtype](dst, sum, n);
 }
 
 #endif

@@ -67,8 +67,8 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  moe_lanes_layout_(call, arena, lanes, moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T), moe_panel_bytes_(call->panel, rows),
-                    moe_weight_grad_panel_bytes_(call, rows));
+  moe_lanes_layout_(&call->group, arena, lanes, moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T), moe_panel_bytes_(call->group.panel, rows),
+                    moe_weight_grad_panel_bytes_(&call->group, rows));
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
@@ -78,8 +78,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   char stored[4];
   for (int i = 0; i < 4; i++) {
     if (!(glu.clamp >> i & 1u)) continue;
-    call->kernels.store_row[call->checkpoint_dtype](stored, limit[i], 1);
-    call->kernels.load_row[call->checkpoint_dtype](limit[i], stored, 1);
+    call->group.kernels.store_row[call->checkpoint_dtype](stored, limit[i], 1);
+    call->group.kernels.load_row[call->checkpoint_dtype](limit[i], stored, 1);
   }
   return glu;
 }
@@ -106,11 +106,11 @@ MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_
   float scale = 1.0f, x[MOE_PANEL];
   if (moe_pre_scaled_(&l->config)) {
     const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
-    call->kernels.load_row[call->dtype](x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
-    backward->dot[row * panels + h0 / MOE_PANEL] = call->kernels.dot(c, x, n);
+    call->group.kernels.load_row[call->dtype](x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
+    backward->dot[row * panels + h0 / MOE_PANEL] = call->group.kernels.dot(c, x, n);
     scale = call->plan.affinity[row];
   }
-  call->kernels.add_scaled(sum, c, NULL, scale, n);
+  call->group.kernels.add_scaled(sum, c, NULL, scale, n);
 }
 
 /* The gradients of the pre-activations, and what falls off on the way. */
@@ -158,7 +158,7 @@ MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backwa
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_weight_grad_ stage = {0};
-  stage.call = call;
+  stage.group = &call->group;
   stage.x = (moe_rows_){(const char *)l->hidden_states, l->H * call->size, call->plan.token};
   stage.x_dtype = call->dtype;
   stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
@@ -176,7 +176,7 @@ MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward)
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_weight_grad_ stage = {0};
-  stage.call = call;
+  stage.group = &call->group;
   stage.x = (moe_rows_){backward->am, l->I * call->inner_size, NULL};
   stage.x_dtype = call->inner_dtype;
   stage.y = (moe_rows_){(const char *)backward->args->output_hidden_states_grad, l->H * call->size, call->plan.token};
@@ -210,7 +210,8 @@ MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
 MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, &call->kernels, call->affinity_dtype);
+  moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
+  call->group.first = call->plan.first;
   moe_backward_down_(ctx, backward);
   moe_combine_ hidden = moe_backward_hidden_(backward);
   moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward), down = moe_backward_down_weight_(backward);
@@ -240,7 +241,8 @@ MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd
   backward.args = args;
   backward.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
-  backward.call.by_expert = args->shard_option != MOE_SHARD_ON_HIDDEN;
+  backward.call.layer.packed_gate_up_weight = backward.call.layer.packed_down_weight = NULL;
+  backward.call.group.by_expert = args->shard_option != MOE_SHARD_ON_HIDDEN;
   moe_backward_layout_(&backward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);

@@ -69,15 +69,21 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &args->layer;
   const int64_t size = forward->call.size, saved = forward->call.checkpoint_size;
-  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 4];
+  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 6];
   int n = moe_layer_tensors_(&forward->call, args->spec == MOE_CTE_SHARD_ON_I_DROPPING, tensor);
   if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID) tensor[n - 1].role = MOE_INPUT;
+  if (l->packed_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_OUTPUT_OPTIONAL};
   tensor[n++] = (moe_tensor_){"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL};
   tensor[n++] = (moe_tensor_){"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT};
+  tensor[n++] = moe_packed_tensor_(&forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight);
+  tensor[n++] = moe_packed_tensor_(&forward->call.down, "packed_down_weight", l->packed_down_weight);
   tensor[n++] = moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes);
   MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
   if (sizes_only) return MOE_OK;
+  MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight, l->packed_gate_up_bytes));
+  MOE_TRY(moe_packed_check_(ctx, &forward->call.down, "packed_down_weight", l->packed_down_weight, l->packed_down_bytes));
   if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
   return moe_plan_check_(ctx, &forward->call.layer);
 }
@@ -89,20 +95,12 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
-  moe_lanes_layout_(call, arena, lanes, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, 0, 0);
+  moe_lanes_layout_(&call->group, arena, lanes, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, 0, 0);
 }
 
 MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {
   const moe_blockwise_ *call = stage->call;
-  const moe_blockwise_layer *l = &call->layer;
-  moe_right_ right = {0};
-  right.base[0] = (const char *)l->down_proj_weight + (expert * l->I * l->H + h0) * call->size;
-  right.parts = 1;
-  right.stride = l->H * call->size;
-  right.n = moe_min_(MOE_PANEL, l->H - h0);
-  right.dtype = call->dtype;
-  right.k = l->I;
-  return right;
+  return moe_weight_right_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert, h0 / MOE_PANEL);
 }
 
 MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -114,13 +112,13 @@ MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t
   const float a = call->plan.affinity[row];
   float buffer[MOE_PANEL];
   const float *bias = moe_load_optional_(call, l->down_proj_bias, expert * l->H + h0, n, buffer);
-  if (on_i && bias) call->kernels.scale_row(buffer, a, n);
+  if (on_i && bias) call->group.kernels.scale_row(buffer, a, n);
   if (forward->args->down_activations) {
-    if (bias) call->kernels.add_scaled(c, bias, NULL, 1.0f, n);
+    if (bias) call->group.kernels.add_scaled(c, bias, NULL, 1.0f, n);
     bias = NULL;
-    call->kernels.store_row[call->checkpoint_dtype]((char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
+    call->group.kernels.store_row[call->checkpoint_dtype]((char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
   }
-  call->kernels.add_scaled(sum, c, bias, l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? a : 1.0f, n);
+  call->group.kernels.add_scaled(sum, c, bias, l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? a : 1.0f, n);
 }
 
 /* The rows of a device-shaped output that are not a token's sum. */
@@ -136,7 +134,8 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, &call->kernels, call->affinity_dtype);
+  moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
+  call->group.first = call->plan.first;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   const moe_work_ first[] = {{moe_gate_up_items_(call), moe_gate_up_item_, &gate_up, moe_gate_up_ahead_},
@@ -166,7 +165,7 @@ MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_
   MOE_TRY(moe_forward_check_options_(ctx, args));
   forward.args = args;
   moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
-  forward.call.by_expert = args->spec == MOE_CTE_SHARD_ON_BLOCK;
+  forward.call.group.by_expert = args->spec == MOE_CTE_SHARD_ON_BLOCK;
   moe_forward_layout_(&forward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);

@@ -12,7 +12,7 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
   const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
   char *dst = (char *)checkpoint + moe_checkpoint_at_(call, slot, up, i) * size;
   char stored[MOE_PANEL * 4];
-  call->kernels.store_row[call->checkpoint_dtype](stored, x, n);
+  call->group.kernels.store_row[call->checkpoint_dtype](stored, x, n);
   if (size == 2)
     for (int64_t j = 0; j < n; j++) memcpy(dst + j * stride, stored + j * 2, 2);
   else
@@ -27,7 +27,7 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
     for (int64_t j = 0; j < n; j++) memcpy(stored + j * 2, src + j * stride, 2);
   else
     for (int64_t j = 0; j < n; j++) memcpy(stored + j * 4, src + j * stride, 4);
-  call->kernels.load_row[call->checkpoint_dtype](x, stored, n);
+  call->group.kernels.load_row[call->checkpoint_dtype](x, stored, n);
 }
 
 typedef struct moe_blank_ {

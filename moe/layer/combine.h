@@ -35,7 +35,7 @@ MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int6
 
 MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, int64_t h0) {
   const moe_right_ right = moe_combine_right_(stage, at, h0);
-  return moe_right_first_(&stage->call->kernels, stage->call->product, &right);
+  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right);
 }
 
 MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -55,7 +55,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
   for (; at < end; at += MOE_ROWS_MAX) {
     moe_left_ left;
     moe_left_from_rows_(&left, &rows, at, moe_min_(MOE_ROWS_MAX, end - at), call->inner_dtype, stage->from);
-    moe_lane_multiply_(call, lane, &left, &right, next);
+    moe_lane_multiply_(&call->group, lane, &left, &right, next);
     for (int64_t i = 0; i < left.rows; i++) {
       const int64_t row = plan->order[at + i];
       stage->add_row(stage, row, h0, right.n, lane->c + i * MOE_PANEL, lane->sum + (plan->token[row] - t0) * MOE_PANEL);
@@ -67,7 +67,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  const moe_lane_ lane = moe_lane_at_(call, turn->lane);
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
   const int64_t chunk = item % plan->chunks, h0 = item / plan->chunks * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
   const int64_t t0 = chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[chunk + 1];
   memset(lane.sum, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
@@ -77,7 +77,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
     moe_combine_run_(stage, &lane, at, run_end, h0, t0, &next);
   }
   for (int64_t t = 0; t < tokens && stage->output; t++)
-    moe_store_sum_(call, stage->output + (t0 + t) * stage->stride + h0 * call->size, call->dtype, lane.sum + t * MOE_PANEL, n, stage->accumulate);
+    moe_store_sum_(&call->group.kernels, stage->output + (t0 + t) * stage->stride + h0 * call->size, call->dtype, lane.sum + t * MOE_PANEL, n, stage->accumulate);
 }
 
 #endif

@@ -23,8 +23,13 @@ MOE_FN void moe_convert_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   char *dst = c->dst + at * moe_dtype_bytes_(c->to);
   const char *src = c->src + at * moe_dtype_bytes_(c->from);
   (void)turn;
-  if (c->from == MOE_DTYPE_F32) job->kernels.store_row[c->to](dst, (const float *)(const void *)src, n);
-  else job->kernels.load_row[c->from]((float *)(void *)dst, src, n);
+  if (c->from == MOE_DTYPE_F32) {
+    job->kernels.store_row[c->to](dst, (const float *)(const void *)src, n);
+  } else {
+    float *out = (float *)(void *)dst;
+    job->kernels.load_row[c->from](out, src, n);
+    job->kernels.store_row[MOE_DTYPE_F32](out, out, n); /* NaN becomes the canonical one */
+  }
 }
 
 MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert) {

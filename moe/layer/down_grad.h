@@ -23,11 +23,11 @@ MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ce
 MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0, int64_t n, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const int64_t at = ((row * 2 + half) * call->layer.I + i0) * call->inner_size;
-  call->kernels.store_row[call->inner_dtype](stage->pre + at, grad, n);
-  call->kernels.add_scaled(bias_sum + half * MOE_PANEL, grad, NULL, 1.0f, n);
+  call->group.kernels.store_row[call->inner_dtype](stage->pre + at, grad, n);
+  call->group.kernels.add_scaled(bias_sum + half * MOE_PANEL, grad, NULL, 1.0f, n);
   if (!stage->scaled) return;
-  call->kernels.scale_row(grad, call->plan.affinity[row], n);
-  call->kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
+  call->group.kernels.scale_row(grad, call->plan.affinity[row], n);
+  call->group.kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
 }
 
 MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t i0, int64_t n, const float *dm, float *bias_sum) {
@@ -45,9 +45,9 @@ MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t
   glu_row.scale = moe_post_scaled_(&call->layer.config) ? call->plan.affinity[row] : 1.0f;
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, slot, 0, i0, gate, n);
   moe_checkpoint_load_(call, stage->checkpoint, slot, 1, i0, up, n);
-  call->kernels.glu_backward(&stage->glu, &glu_row);
+  call->group.kernels.glu_backward(&stage->glu, &glu_row);
   stage->dot[row * panels + i0 / MOE_PANEL] = glu_row.dot;
-  call->kernels.store_row[call->inner_dtype](stage->am + (row * call->layer.I + i0) * call->inner_size, m, n);
+  call->group.kernels.store_row[call->inner_dtype](stage->am + (row * call->layer.I + i0) * call->inner_size, m, n);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, n, dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, n, dup, bias_sum);
 }
@@ -55,7 +55,7 @@ MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t
 MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t expert, int64_t i0, int64_t n, float *bias_sum) {
   const int64_t size = moe_dtype_bytes_(stage->bias_dtype);
   for (int64_t half = 0; half < 2 && stage->bias_grad; half++)
-    moe_store_sum_(stage->call, stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
+    moe_store_sum_(&stage->call->group.kernels, stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
                    bias_sum + half * MOE_PANEL, n, stage->accumulate);
 }
 
@@ -76,26 +76,26 @@ MOE_FN moe_right_ moe_down_grad_right_(const moe_blockwise_ *call, int64_t exper
 MOE_FN void moe_down_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
   int64_t expert, panel;
-  moe_split_item_(call, item, moe_down_grad_panels_(call), &expert, &panel);
-  if (call->plan.first[expert] == call->plan.first[expert + 1]) return;
+  moe_split_item_(&call->group, item, moe_down_grad_panels_(call), &expert, &panel);
+  if (call->group.first[expert] == call->group.first[expert + 1]) return;
   const moe_right_ right = moe_down_grad_right_(call, expert, panel * MOE_PANEL);
-  *ahead = moe_right_first_(&call->kernels, call->product, &right);
+  *ahead = moe_right_first_(&call->group.kernels, call->group.product, &right);
 }
 
 MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  const moe_lane_ lane = moe_lane_at_(call, turn->lane);
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
   const moe_rows_ output_grad = {stage->output_grad, call->layer.H * call->size, call->plan.token};
   float bias_sum[2 * MOE_PANEL] = {0};
   int64_t expert, panel;
-  moe_split_item_(call, item, moe_down_grad_panels_(call), &expert, &panel);
-  const int64_t i0 = panel * MOE_PANEL, end = call->plan.first[expert + 1];
+  moe_split_item_(&call->group, item, moe_down_grad_panels_(call), &expert, &panel);
+  const int64_t i0 = panel * MOE_PANEL, end = call->group.first[expert + 1];
   const moe_right_ right = moe_down_grad_right_(call, expert, i0);
-  for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
+  for (int64_t first = call->group.first[expert]; first < end; first += MOE_ROWS_MAX) {
     moe_left_ left;
     moe_left_from_rows_(&left, &output_grad, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_lane_multiply_(call, &lane, &left, &right, &turn->ahead);
+    moe_lane_multiply_(&call->group, &lane, &left, &right, &turn->ahead);
     for (int64_t i = 0; i < left.rows; i++) moe_down_grad_row_(stage, first + i, i0, right.n, lane.c + i * MOE_PANEL, bias_sum);
   }
   moe_down_grad_store_bias_(stage, expert, i0, right.n, bias_sum);

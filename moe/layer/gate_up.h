@@ -8,25 +8,10 @@ typedef struct moe_gate_up_ {
   void *checkpoint; /* [N,2,I,B], or NULL */
 } moe_gate_up_;
 
-/* Gate and up columns share a panel, so that both of a pair are there when m is formed. */
-MOE_FN int64_t moe_gate_up_width_(const moe_blockwise_ *call) { return call->glu.skip_gate ? MOE_PANEL : MOE_PANEL / 2; }
+MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) { return call->layer.E * call->gate_up.panels; }
 
-MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) {
-  return call->layer.E * moe_ceil_div_(call->layer.I, moe_gate_up_width_(call));
-}
-
-MOE_FN moe_right_ moe_gate_up_right_(const moe_blockwise_ *call, int64_t expert, int64_t i0) {
-  const moe_blockwise_layer *l = &call->layer;
-  const char *gate = (const char *)l->gate_up_proj_weight + (expert * l->H * 2 * l->I + i0) * call->size, *up = gate + l->I * call->size;
-  moe_right_ right = {0};
-  right.base[0] = call->glu.skip_gate ? up : gate;
-  right.base[1] = up;
-  right.parts = call->glu.skip_gate ? 1 : 2;
-  right.stride = 2 * l->I * call->size;
-  right.n = moe_min_(moe_gate_up_width_(call), l->I - i0);
-  right.dtype = call->dtype;
-  right.k = l->H;
-  return right;
+MOE_FN moe_right_ moe_gate_up_right_(const moe_blockwise_ *call, int64_t expert, int64_t panel) {
+  return moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert, panel);
 }
 
 MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
@@ -37,8 +22,8 @@ MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0,
   glu_row->m = m;
   glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
   glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
-  call->kernels.glu_forward(&call->glu, glu_row);
-  if (stage->m) call->kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
+  call->group.kernels.glu_forward(&call->glu, glu_row);
+  if (stage->m) call->group.kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
   if (stage->checkpoint) {
     if (!call->glu.skip_gate) moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 0, i0, glu_row->gate, n);
     moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 1, i0, glu_row->up, n);
@@ -47,35 +32,34 @@ MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0,
 
 MOE_FN void moe_gate_up_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
-  const int64_t width = moe_gate_up_width_(call);
   int64_t expert, panel;
-  moe_split_item_(call, item, moe_ceil_div_(call->layer.I, width), &expert, &panel);
-  if (call->plan.first[expert] == call->plan.first[expert + 1]) return; /* an expert without rows is never read */
-  const moe_right_ right = moe_gate_up_right_(call, expert, panel * width);
-  *ahead = moe_right_first_(&call->kernels, call->product, &right);
+  moe_split_item_(&call->group, item, call->gate_up.panels, &expert, &panel);
+  if (call->group.first[expert] == call->group.first[expert + 1]) return; /* an expert without rows is never read */
+  const moe_right_ right = moe_gate_up_right_(call, expert, panel);
+  *ahead = moe_right_first_(&call->group.kernels, call->group.product, &right);
 }
 
 MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_lane_ lane = moe_lane_at_(call, turn->lane);
-  const int64_t width = moe_gate_up_width_(call);
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
+  const int64_t width = call->gate_up.width; /* gate and up columns share a panel, so that m is formed where both are */
   int64_t expert, panel;
-  moe_split_item_(call, item, moe_ceil_div_(l->I, width), &expert, &panel);
-  const int64_t i0 = panel * width, n = moe_min_(width, l->I - i0), end = call->plan.first[expert + 1];
-  if (call->plan.first[expert] == end) return;
+  moe_split_item_(&call->group, item, call->gate_up.panels, &expert, &panel);
+  const int64_t i0 = panel * width, n = moe_min_(width, l->I - i0), end = call->group.first[expert + 1];
+  if (call->group.first[expert] == end) return;
   float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
   moe_glu_row_ row = {0};
   row.n = n;
   row.gate_bias = call->glu.skip_gate ? NULL : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
-  const moe_right_ right = moe_gate_up_right_(call, expert, i0);
+  const moe_right_ right = moe_gate_up_right_(call, expert, panel);
   const moe_rows_ hidden = {(const char *)l->hidden_states, l->H * call->size, call->plan.token};
-  for (int64_t first = call->plan.first[expert]; first < end; first += MOE_ROWS_MAX) {
+  for (int64_t first = call->group.first[expert]; first < end; first += MOE_ROWS_MAX) {
     moe_left_ left;
     moe_left_from_rows_(&left, &hidden, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_lane_multiply_(call, &lane, &left, &right, &turn->ahead);
+    moe_lane_multiply_(&call->group, &lane, &left, &right, &turn->ahead);
     for (int64_t i = 0; i < left.rows; i++) {
       row.gate = lane.c + i * MOE_PANEL;
       row.up = row.gate + MOE_PANEL - width;

@@ -216,7 +216,7 @@ MOE_FN moe_status moe_route_blocks_any_(moe_context *ctx, const moe_route_blocks
   memset(&route, 0, sizeof route);
   route.args = args;
   route.kernels = moe_kernels_();
-  route.dtype = moe_router_dtype_(args->affinity_dtype, MOE_DTYPE_F32);
+  route.dtype = moe_or_(args->affinity_dtype, MOE_DTYPE_F32);
   route.capacity = args->capacity > 0 ? args->capacity : args->block_per_expert ? args->B : INT64_MAX;
   route.by_weight = args->drop_policy == MOE_DROP_BY_WEIGHT && route.capacity < args->T;
   route.chunks = moe_min_(moe_lanes_(ctx), moe_ceil_div_(args->T, MOE_ROUTE_CHUNK_));

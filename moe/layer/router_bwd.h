@@ -211,8 +211,8 @@ MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_
   bwd->args = args;
   bwd->kernels = moe_kernels_();
   bwd->dtype = dtype;
-  bwd->affinity_dtype = moe_router_dtype_(args->affinity_dtype, dtype);
-  bwd->weight_grad_dtype = moe_router_dtype_(args->weight_grad_dtype, dtype);
+  bwd->affinity_dtype = moe_or_(args->affinity_dtype, dtype);
+  bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
   bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
   bwd->weight = (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};

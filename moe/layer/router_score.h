@@ -63,7 +63,6 @@ MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, i
 }
 
 /* A dtype field's meaning: DEFAULT is the function's own. */
-MOE_INLINE moe_dtype moe_router_dtype_(moe_dtype field, moe_dtype own) { return field == MOE_DTYPE_DEFAULT ? own : field; }
 
 /* H x E elements, with room for rounding H up. */
 MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {

@@ -32,12 +32,12 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   const moe_blockwise_layer *l = &call->layer;
   const char *output_grad = stage->output_grad + call->plan.token[row] * l->H * call->size;
   if (stage->down_checkpoint)
-    return moe_dot_rows_(&call->kernels, call->dtype, output_grad, call->checkpoint_dtype,
+    return moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->checkpoint_dtype,
                          stage->down_checkpoint + call->plan.slot[row] * l->H * call->checkpoint_size, l->H);
   float sum = 0.0f;
   for (int64_t i = 0; i < stage->dots && stage->dot; i++) sum = sum + stage->dot[row * stage->dots + i];
   if (stage->bias_term)
-    sum = sum + moe_dot_rows_(&call->kernels, call->dtype, output_grad, call->dtype, (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
+    sum = sum + moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->dtype, (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
   return sum;
 }
 
@@ -46,12 +46,12 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) 
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
-  float *column = moe_lane_at_(call, turn->lane).sum;
+  float *column = moe_lane_at_(&call->group, turn->lane).sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
-  for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++)
+  for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
   for (int64_t t = 0; t < call->layer.T; t++)
-    moe_store_sum_(call, stage->affinity_grad + (t * call->layer.E + expert) * size, call->affinity_dtype, column + t, 1,
+    moe_store_sum_(&call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size, call->affinity_dtype, column + t, 1,
                    (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
 }
 
@@ -64,13 +64,13 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   float sum[MOE_PANEL] = {0}, x[MOE_PANEL];
   int64_t expert, panel;
   (void)turn;
-  moe_split_item_(call, item, moe_ceil_div_(l->H, MOE_PANEL), &expert, &panel);
+  moe_split_item_(&call->group, item, moe_ceil_div_(l->H, MOE_PANEL), &expert, &panel);
   const int64_t h0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->H - h0);
-  for (int64_t row = call->plan.first[expert]; row < call->plan.first[expert + 1]; row++) {
-    call->kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
-    call->kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
+  for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
+    call->group.kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
+    call->group.kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
   }
-  moe_store_sum_(call, stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype, sum, n,
+  moe_store_sum_(&call->group.kernels, stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype, sum, n,
                  (stage->accumulate & MOE_ACCUMULATE_DOWN_BIAS_GRAD) != 0);
 }
 

@@ -9,7 +9,7 @@ enum {
 };
 
 typedef struct moe_weight_grad_ {
-  const moe_blockwise_ *call;
+  const moe_group_ *group;
   moe_rows_ x, y;           /* row r of expert e is row first[e]+r, by token where index is set */
   moe_dtype x_dtype, y_dtype;
   int64_t m, n;             /* dW[e] is [m, blank+n] */
@@ -23,18 +23,18 @@ MOE_FN int64_t moe_weight_grad_panels_(int64_t rows) {
   return moe_max_(1, moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows)));
 }
 
-MOE_FN int64_t moe_weight_grad_panel_bytes_(const moe_blockwise_ *call, int64_t rows) {
+MOE_FN int64_t moe_weight_grad_panel_bytes_(const moe_group_ *group, int64_t rows) {
   const int64_t most = moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, MOE_GRAD_PANELS)));
-  return moe_panel_bytes_(call->panel, moe_add_(most, MOE_GRAD_PANELS)); /* each panel may round its rows up to even */
+  return moe_panel_bytes_(group->panel, moe_add_(most, MOE_GRAD_PANELS)); /* each panel may round its rows up to even */
 }
 
 MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
-  return stage->output ? stage->call->layer.E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
+  return stage->output ? stage->group->E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
 }
 
 /* Columns [from,...) of the expert's rows of an operand. */
 MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from) {
-  const int64_t first = stage->call->plan.first[expert];
+  const int64_t first = stage->group->first[expert];
   moe_rows_ part = *operand;
   part.base += from * moe_dtype_bytes_(dtype);
   if (part.index) part.index += first;
@@ -44,15 +44,15 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
 
 /* n <= 64 of these columns as a packed panel. */
 MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n, void *panel) {
-  const moe_blockwise_ *call = stage->call;
+  const moe_group_ *group = stage->group;
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  call->kernels.pack_rows[call->panel][dtype](panel, 0, MOE_PANEL, &part, call->plan.first[expert + 1] - call->plan.first[expert], n);
+  group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part, group->first[expert + 1] - group->first[expert], n);
 }
 
 /* The memory moe_weight_grad_pack_ will read, for n columns. */
 MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n) {
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  const int64_t rows = stage->call->plan.first[expert + 1] - stage->call->plan.first[expert];
+  const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
   const moe_ahead_ ahead = {{part.base, NULL}, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype), 0, 0};
   return ahead;
 }
@@ -62,15 +62,15 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
   const int64_t size = moe_dtype_bytes_(stage->dtype), width = stage->blank + stage->n;
   for (int64_t i = 0; i < rows; i++) {
     char *dst = stage->output + ((expert * stage->m + m0 + i) * width + stage->blank + n0) * size;
-    moe_store_sum_(stage->call, dst, stage->dtype, c + i * MOE_PANEL, n, stage->accumulate);
+    moe_store_sum_(&stage->group->kernels, dst, stage->dtype, c + i * MOE_PANEL, n, stage->accumulate);
     if (n0 == 0 && stage->blank && !stage->accumulate) memset(dst - stage->blank * size, 0, (size_t)(stage->blank * size));
   }
 }
 
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0, int64_t panels,
                                      const moe_ahead_ *next) {
-  const moe_blockwise_ *call = stage->call;
-  const int64_t rows = call->plan.first[expert + 1] - call->plan.first[expert], bytes = moe_panel_bytes_(call->panel, rows);
+  const moe_group_ *group = stage->group;
+  const int64_t rows = group->first[expert + 1] - group->first[expert], bytes = moe_panel_bytes_(group->panel, rows);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
     moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), lane->grad_y + j * bytes);
@@ -80,13 +80,13 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     const moe_ahead_ ahead = more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
     moe_left_ left;
     moe_weight_grad_pack_(stage, &stage->x, stage->x_dtype, expert, m0, count, lane->grad_x);
-    moe_left_from_panel_(&left, call->panel, lane->grad_x, count);
+    moe_left_from_panel_(&left, group->panel, lane->grad_x, count);
     for (int64_t j = 0; j < panels; j++) {
       const int64_t at = n0 + j * MOE_PANEL;
       moe_right_ right = {0};
       right.panel = lane->grad_y + j * bytes;
       right.k = moe_even_(rows);
-      moe_lane_multiply_(call, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
+      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
       moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
     }
   }
@@ -94,7 +94,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
 
 MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
   const int64_t width = MOE_GRAD_PANELS * MOE_PANEL;
-  moe_split_item_(stage->call, item, moe_ceil_div_(stage->n, width), expert, n0);
+  moe_split_item_(stage->group, item, moe_ceil_div_(stage->n, width), expert, n0);
   *n0 *= width;
 }
 
@@ -108,10 +108,10 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->call, turn->lane);
+  const moe_lane_ lane = moe_lane_at_(stage->group, turn->lane);
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
-  const int64_t rows = stage->call->plan.first[expert + 1] - stage->call->plan.first[expert];
+  const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
   const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
   for (; n0 < end; n0 += step * MOE_PANEL)
     moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)), &turn->ahead);

@@ -1,0 +1,219 @@
+/* moe_grouped_gemm_*, _dx_*, _dw_*: products of expert-sorted rows, their permutations read and written in place. */
+#ifndef MOE_LAYER_GROUPED_GEMM_H
+#define MOE_LAYER_GROUPED_GEMM_H
+
+typedef enum moe_grouped_op_ { MOE_GROUPED_FORWARD, MOE_GROUPED_DX, MOE_GROUPED_DW } moe_grouped_op_;
+
+typedef struct moe_grouped_ {
+  moe_group_ group;
+  const moe_grouped_gemm_args *args;
+  moe_grouped_op_ op;
+  moe_dtype dtype, weight_grad_dtype;
+  moe_packed_ weight; /* of the forward */
+  int64_t total, size;
+  int64_t *first;     /* [E+1] */
+  int32_t *token;     /* [total]: gather[pos]/topk, with permute_x */
+} moe_grouped_;
+
+/* ------------------------------------------------------------------------------------------------------ validation */
+
+MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "num_tokens", args->num_tokens));
+  MOE_TRY(moe_check_count_(ctx, "topk", args->topk));
+  MOE_TRY(moe_check_count_(ctx, "E", args->E));
+  MOE_TRY(moe_check_positive_(ctx, "N", args->N));
+  MOE_TRY(moe_check_positive_(ctx, "K", args->K));
+  if (moe_mul_(args->num_tokens, args->topk) >= INT32_MAX) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "num_tokens", "times topk does not fit in 32-bit positions");
+  MOE_TRY(moe_check_flag_(ctx, "permute_x", args->permute_x));
+  MOE_TRY(moe_check_flag_(ctx, "permute_y", args->permute_y));
+  MOE_TRY(moe_check_flag_(ctx, "accumulate_dW", args->accumulate_dW));
+  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
+  if (args->permute_x && args->permute_y) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "permute_x", "and permute_y exclude each other");
+  if (args->topk_weights && !args->permute_y) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "topk_weights", "needs permute_y");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g) {
+  const moe_grouped_gemm_args *args = g->args;
+  int64_t rows = 0;
+  for (int64_t e = 0; e < args->E; e++) {
+    if (args->m_sizes[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "has a negative count");
+    rows += args->m_sizes[e];
+  }
+  if (rows > g->total) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "add up to more than num_tokens*topk");
+  for (int64_t i = 0; i < g->total && args->gather_indices; i++)
+    if (args->gather_indices[i] < 0 || args->gather_indices[i] >= g->total)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "gather_indices", "has a slot outside [0,num_tokens*topk)");
+  return MOE_OK;
+}
+
+/* Tensors an operation does not use are left out of its table. */
+MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, const moe_arena_ *sized, int sizes_only) {
+  const moe_grouped_gemm_args *args = g->args;
+  const int64_t size = g->size, grad = moe_dtype_bytes_(g->weight_grad_dtype);
+  const int64_t x_rows = args->permute_x ? args->num_tokens : g->total;
+  const moe_role_ gather = args->permute_x || args->permute_y ? MOE_INPUT : MOE_INPUT_OPTIONAL;
+  const int forward = g->op == MOE_GROUPED_FORWARD, dx = g->op == MOE_GROUPED_DX, dw = g->op == MOE_GROUPED_DW;
+  const int64_t weight_bytes = moe_mul4_(args->E, args->N, args->K, size);
+  const moe_tensor_ tensor[] = {
+      {"m_sizes", args->m_sizes, moe_mul_(args->E, 4), 4, MOE_INPUT},
+      {"gather_indices", args->gather_indices, moe_mul_(g->total, 4), 4, gather},
+      {"X", dx ? NULL : args->X, moe_mul3_(x_rows, args->K, size), size, dx ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"W", dw ? NULL : args->W, weight_bytes, size, dw || (forward && args->packed_W) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      moe_packed_tensor_(&g->weight, "packed_W", forward ? args->packed_W : NULL),
+      {"dY", forward ? NULL : args->dY, moe_mul3_(g->total, args->N, size), size, forward ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"topk_weights", forward ? args->topk_weights : NULL, moe_mul_(g->total, 4), 4, MOE_INPUT_OPTIONAL},
+      {"Y", forward ? args->Y : NULL, moe_mul3_(g->total, args->N, size), size, forward ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"dX", dx ? args->dX : NULL, moe_mul3_(g->total, args->K, size), size, dx ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"dW", dw ? args->dW : NULL, moe_mul4_(args->E, args->N, args->K, grad), grad, dw ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
+  };
+  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
+  if (sizes_only) return MOE_OK;
+  if (forward) MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
+  return moe_grouped_check_ids_(ctx, g);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- stages */
+
+/* Where the rows of X and of Y (or dY) for sorted positions lie. */
+MOE_FN moe_rows_ moe_grouped_x_(const moe_grouped_ *g) {
+  const moe_rows_ rows = {(const char *)g->args->X, g->args->K * g->size, g->args->permute_x ? g->token : NULL};
+  return rows;
+}
+MOE_FN moe_rows_ moe_grouped_dy_(const moe_grouped_ *g) {
+  const moe_rows_ rows = {(const char *)g->args->dY, g->args->N * g->size, g->args->permute_y ? g->args->gather_indices : NULL};
+  return rows;
+}
+
+/* A panel of the right operand: W[e]^T for the forward, W[e] for dx. */
+MOE_FN moe_right_ moe_grouped_right_(const moe_grouped_ *g, int64_t expert, int64_t panel) {
+  const moe_grouped_gemm_args *args = g->args;
+  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_right_(&g->weight, args->W, args->packed_W, expert, panel);
+  const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K);
+  return moe_plain_right_(&rows, args->W, expert, panel);
+}
+
+MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->N : g->args->K; }
+MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
+
+MOE_FN void moe_grouped_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+  const moe_grouped_ *g = (const moe_grouped_ *)arg;
+  int64_t expert, panel;
+  moe_split_item_(&g->group, item, moe_grouped_panels_(g), &expert, &panel);
+  if (moe_group_rows_(&g->group, expert) == 0) return;
+  const moe_right_ right = moe_grouped_right_(g, expert, panel);
+  *ahead = moe_right_first_(&g->group.kernels, g->group.product, &right);
+}
+
+/* Columns [at, at+n) of the row for sorted position pos leave. */
+MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t at, int64_t n, float *c) {
+  const moe_grouped_gemm_args *args = g->args;
+  const int forward = g->op == MOE_GROUPED_FORWARD, permuted = forward ? args->permute_y : args->permute_x;
+  const int64_t row = permuted ? args->gather_indices[pos] : pos;
+  char *dst = (char *)(forward ? args->Y : args->dX) + (row * moe_grouped_columns_(g) + at) * g->size;
+  if (forward && args->topk_weights) g->group.kernels.scale_row(c, args->topk_weights[row], n);
+  g->group.kernels.store_row[g->dtype](dst, c, n);
+}
+
+/* Work item: 64 columns of one expert's rows, or (expert E) of the rows at no position. */
+MOE_FN void moe_grouped_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_grouped_ *g = (const moe_grouped_ *)arg;
+  const moe_lane_ lane = moe_lane_at_(&g->group, turn->lane);
+  const int forward = g->op == MOE_GROUPED_FORWARD;
+  const moe_rows_ rows = forward ? moe_grouped_x_(g) : moe_grouped_dy_(g);
+  int64_t expert, panel;
+  moe_split_item_(&g->group, item, moe_grouped_panels_(g), &expert, &panel);
+  const int64_t end = g->first[expert + 1];
+  const moe_right_ right = moe_grouped_right_(g, expert, panel);
+  for (int64_t at = g->first[expert]; at < end; at += MOE_ROWS_MAX) {
+    moe_left_ left;
+    moe_left_from_rows_(&left, &rows, at, moe_min_(MOE_ROWS_MAX, end - at), g->dtype, 0);
+    moe_lane_multiply_(&g->group, &lane, &left, &right, &turn->ahead);
+    for (int64_t i = 0; i < left.rows; i++) moe_grouped_store_(g, at + i, panel * MOE_PANEL, right.n, lane.c + i * MOE_PANEL);
+  }
+}
+
+MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
+  const moe_grouped_ *g = (const moe_grouped_ *)arg;
+  const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, moe_grouped_columns_(g) - at);
+  float zero[MOE_PANEL] = {0};
+  (void)turn;
+  for (int64_t pos = g->first[g->group.E]; pos < g->total; pos++) moe_grouped_store_(g, pos, at, n, zero);
+}
+
+MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
+  const moe_weight_grad_ stage = {&g->group, moe_grouped_dy_(g), moe_grouped_x_(g), g->dtype, g->dtype, g->args->N, g->args->K, 0,
+                                  (char *)g->args->dW, g->weight_grad_dtype, g->args->accumulate_dW};
+  return stage;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lanes) {
+  const int dw = g->op == MOE_GROUPED_DW;
+  g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
+  g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
+  g->group.first = g->first;
+  moe_lanes_layout_(&g->group, arena, lanes, 0, dw ? moe_panel_bytes_(g->group.panel, g->total) : 0,
+                    dw ? moe_weight_grad_panel_bytes_(&g->group, g->total) : 0);
+}
+
+MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
+  g->first[0] = 0;
+  for (int64_t e = 0; e < g->args->E; e++) g->first[e + 1] = g->first[e] + g->args->m_sizes[e];
+  for (int64_t i = 0; i < g->total && g->args->permute_x; i++) g->token[i] = (int32_t)(g->args->gather_indices[i] / g->args->topk);
+  if (g->op == MOE_GROUPED_DW) {
+    moe_weight_grad_ stage = moe_grouped_dw_(g);
+    const moe_work_ work = {moe_weight_grad_items_(&stage), moe_weight_grad_item_, &stage, moe_weight_grad_ahead_};
+    moe_run_(ctx, &work, 1);
+    return;
+  }
+  const moe_work_ work[] = {{g->args->E * moe_grouped_panels_(g), moe_grouped_item_, g, moe_grouped_ahead_},
+                            {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
+  moe_run_(ctx, work, 2);
+}
+
+MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args *args, moe_dtype dtype, moe_grouped_op_ op, size_t *bytes, int sizes_only) {
+  moe_grouped_ g;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  MOE_TRY(moe_grouped_check_options_(ctx, args));
+  memset(&g, 0, sizeof g);
+  g.group = moe_group_of_(dtype, args->E);
+  g.args = args;
+  g.op = op;
+  g.dtype = dtype;
+  g.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
+  g.weight = moe_packed_of_(MOE_PACK_GROUPED, g.group.panel, dtype, args->E, args->N, args->K);
+  g.total = args->num_tokens * args->topk;
+  g.size = moe_dtype_bytes_(dtype);
+  moe_grouped_layout_(&g, &sized, moe_lanes_(ctx));
+  MOE_TRY(moe_grouped_check_(ctx, &g, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_grouped_layout_(&g, &arena, moe_lanes_(ctx));
+  moe_grouped_run_(ctx, &g);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+/* op: "" (forward), _dx or _dw */
+#define MOE_DEFINE_GROUPED_OP_(op, OP, name, NAME)                                                                             \
+  moe_status moe_grouped_gemm##op##_##name(moe_context *ctx, const moe_grouped_gemm_args *args) {                              \
+    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, NULL, 0);                                           \
+  }                                                                                                                            \
+  moe_status moe_grouped_gemm##op##_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes) { \
+    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, bytes, 1);                                          \
+  }
+#define MOE_DEFINE_GROUPED_(name, type, NAME)      \
+  MOE_DEFINE_GROUPED_OP_(, FORWARD, name, NAME)    \
+  MOE_DEFINE_GROUPED_OP_(_dx, DX, name, NAME)      \
+  MOE_DEFINE_GROUPED_OP_(_dw, DW, name, NAME)
+MOE_DTYPE_LIST(MOE_DEFINE_GROUPED_)
+#undef MOE_DEFINE_GROUPED_
+#undef MOE_DEFINE_GROUPED_OP_
+
+#endif

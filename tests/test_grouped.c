@@ -1,0 +1,257 @@
+/* Grouped products, and weights packed ahead of time. Integers small enough that every sum is exact, int64 as the oracle:
+   forward, dx and dw, all permutations, types, instruction sets and thread counts, prepacked or not; then prepacked weights
+   through the whole blockwise layer, to the bit, on random data. */
+#include "support/test.h"
+
+#include "support/cases.h"
+#include "support/fill.h"
+#include "support/pool.h"
+
+typedef struct grouped {
+  uint64_t seed;
+  moe_dtype dtype;
+  int isa, threads;
+  moe_grouped_gemm_args args;
+  int64_t total;
+  test_tensor x, w, dy, y, dx, dw, start;
+  int32_t *sizes, *gather;
+  float *weights;
+} grouped;
+
+static void fail_at(const grouped *g, const char *what, int64_t i) {
+  fail_msg("%s[%lld] | seed 0x%llx dtype %s isa %s threads %d tokens %lld topk %lld E %lld N %lld K %lld permute x %d y %d", what, (long long)i,
+           (unsigned long long)g->seed, test_dtype_name(g->dtype), moe_isa_name((moe_isa)g->isa), g->threads, (long long)g->args.num_tokens,
+           (long long)g->args.topk, (long long)g->args.E, (long long)g->args.N, (long long)g->args.K, g->args.permute_x, g->args.permute_y);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ cases */
+
+static void grouped_routing(grouped *g, uint64_t *rng) {
+  const int64_t E = g->args.E;
+  g->sizes = (int32_t *)calloc((size_t)E, sizeof *g->sizes);
+  g->gather = (int32_t *)malloc((size_t)g->total * sizeof *g->gather);
+  g->weights = (float *)malloc((size_t)g->total * sizeof *g->weights);
+  const int64_t placed = test_with(rng, 0.3) ? test_random_range(rng, 0, g->total) : g->total;
+  for (int64_t i = 0; i < placed; ++i) g->sizes[test_random_range(rng, 0, E - 1)]++;
+  for (int64_t i = 0; i < g->total; ++i) g->gather[i] = (int32_t)i, g->weights[i] = (float)test_random_range(rng, -2, 2);
+  for (int64_t i = g->total - 1; i > 0; --i) {
+    const int64_t j = test_random_range(rng, 0, i);
+    const int32_t swap = g->gather[i];
+    g->gather[i] = g->gather[j], g->gather[j] = swap;
+  }
+}
+
+static grouped grouped_new(uint64_t seed, moe_dtype dtype) {
+  grouped g = {.seed = seed, .dtype = dtype};
+  uint64_t rng = seed;
+  moe_grouped_gemm_args *a = &g.args;
+  a->num_tokens = test_random_range(&rng, 1, 40), a->topk = test_random_range(&rng, 1, 4), a->E = test_random_range(&rng, 1, 6);
+  a->N = test_random_range(&rng, 1, 140), a->K = test_random_range(&rng, 1, 300);
+  a->permute_x = test_with(&rng, 0.4), a->permute_y = !a->permute_x && test_with(&rng, 0.5);
+  a->accumulate_dW = test_with(&rng, 0.3);
+  a->weight_grad_dtype = test_with(&rng, 0.5) ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
+  g.total = a->num_tokens * a->topk;
+  grouped_routing(&g, &rng);
+  g.x = test_tensor_new(dtype, (a->permute_x ? a->num_tokens : g.total) * a->K), g.w = test_tensor_new(dtype, a->E * a->N * a->K);
+  g.dy = test_tensor_new(dtype, g.total * a->N), g.y = test_tensor_new(dtype, g.total * a->N), g.dx = test_tensor_new(dtype, g.total * a->K);
+  g.dw = test_tensor_new(a->weight_grad_dtype ? a->weight_grad_dtype : dtype, a->E * a->N * a->K), g.start = test_tensor_new(g.dw.dtype, g.dw.count);
+  test_fill_integers(&g.x, &rng, 0.5, 4), test_fill_integers(&g.w, &rng, 0.5, 4), test_fill_integers(&g.dy, &rng, 0.5, 4);
+  test_fill_integers(&g.start, &rng, 0.5, 8);
+  a->m_sizes = g.sizes, a->gather_indices = g.gather, a->X = g.x.data, a->W = g.w.data, a->dY = g.dy.data;
+  a->Y = g.y.data, a->dX = g.dx.data, a->dW = g.dw.data, a->topk_weights = a->permute_y && test_with(&rng, 0.5) ? g.weights : NULL;
+  return g;
+}
+
+static void grouped_free(grouped *g) {
+  test_tensor *all[] = {&g->x, &g->w, &g->dy, &g->y, &g->dx, &g->dw, &g->start};
+  for (size_t i = 0; i < sizeof all / sizeof *all; ++i) test_tensor_free(all[i]);
+  free(g->sizes), free(g->gather), free(g->weights);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- oracle */
+
+static int64_t integer_at(const test_tensor *tensor, int64_t i) { return (int64_t)test_tensor_get(tensor, i); }
+
+/* The expert of a sorted position, E for none. */
+static int64_t expert_of(const grouped *g, int64_t pos) {
+  for (int64_t e = 0, end = 0; e < g->args.E; ++e)
+    if (pos < (end += g->sizes[e])) return e;
+  return g->args.E;
+}
+static int64_t x_row(const grouped *g, int64_t pos) { return g->args.permute_x ? g->gather[pos] / g->args.topk : pos; }
+static int64_t y_row(const grouped *g, int64_t pos) { return g->args.permute_y ? g->gather[pos] : pos; }
+static int64_t dx_row(const grouped *g, int64_t pos) { return g->args.permute_x ? g->gather[pos] : pos; }
+
+static void expect(const grouped *g, const char *what, const test_tensor *got, int64_t i, int64_t want) {
+  if (test_tensor_get(got, i) != test_dtype_round(got->dtype, (double)want)) fail_at(g, what, i);
+}
+
+static void check_rows(const grouped *g) {
+  const int64_t N = g->args.N, K = g->args.K;
+  for (int64_t pos = 0; pos < g->total; ++pos) {
+    const int64_t e = expert_of(g, pos), none = e == g->args.E;
+    for (int64_t n = 0; n < N; ++n) {
+      int64_t sum = 0;
+      for (int64_t k = 0; k < K && !none; ++k) sum += integer_at(&g->x, x_row(g, pos) * K + k) * integer_at(&g->w, (e * N + n) * K + k);
+      if (g->args.topk_weights) sum *= (int64_t)g->weights[y_row(g, pos)];
+      expect(g, "Y", &g->y, y_row(g, pos) * N + n, sum);
+    }
+    for (int64_t k = 0; k < K; ++k) {
+      int64_t sum = 0;
+      for (int64_t n = 0; n < N && !none; ++n) sum += integer_at(&g->dy, y_row(g, pos) * N + n) * integer_at(&g->w, (e * N + n) * K + k);
+      expect(g, "dX", &g->dx, dx_row(g, pos) * K + k, sum);
+    }
+  }
+}
+
+static void check_weights(const grouped *g) {
+  const int64_t N = g->args.N, K = g->args.K;
+  int64_t *sum = (int64_t *)calloc((size_t)g->dw.count, sizeof *sum);
+  for (int64_t i = 0; i < g->dw.count && g->args.accumulate_dW; ++i) sum[i] = integer_at(&g->start, i);
+  for (int64_t pos = 0; pos < g->total; ++pos) {
+    const int64_t e = expert_of(g, pos);
+    for (int64_t i = 0; i < N * K && e < g->args.E; ++i)
+      sum[e * N * K + i] += integer_at(&g->dy, y_row(g, pos) * N + i / K) * integer_at(&g->x, x_row(g, pos) * K + i % K);
+  }
+  for (int64_t i = 0; i < g->dw.count; ++i) expect(g, "dW", &g->dw, i, sum[i]);
+  free(sum);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+static moe_status pack(moe_context *ctx, moe_dtype dtype, moe_pack_weights_args *args) {
+  size_t bytes = 0;
+  moe_status status = MOE_ERROR_INVALID_OPTION;
+#define TEST_SIZE_(name, type, NAME) \
+  if (dtype == MOE_DTYPE_##NAME) status = moe_pack_weights_##name##_size(ctx, args, &bytes);
+  MOE_DTYPE_LIST(TEST_SIZE_)
+#undef TEST_SIZE_
+  if (status != MOE_OK) return status;
+  args->packed = aligned_alloc(64, (bytes + 63) / 64 * 64), args->packed_bytes = bytes;
+#define TEST_PACK_(name, type, NAME) \
+  if (dtype == MOE_DTYPE_##NAME) status = moe_pack_weights_##name(ctx, args);
+  MOE_DTYPE_LIST(TEST_PACK_)
+#undef TEST_PACK_
+  return status;
+}
+
+typedef moe_status (*grouped_fn)(moe_context *ctx, const moe_grouped_gemm_args *args);
+
+static const grouped_fn grouped_call[][3] = {{NULL, NULL, NULL},
+#define TEST_ROW_(name, type, NAME) {moe_grouped_gemm_##name, moe_grouped_gemm_dx_##name, moe_grouped_gemm_dw_##name},
+                                             MOE_DTYPE_LIST(TEST_ROW_)
+#undef TEST_ROW_
+};
+
+static void check_case(grouped *g) {
+  struct test_pool pool = {.seed = g->seed};
+  moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool, .num_threads = g->threads,
+                     .allocate = test_allocate, .release = test_release};
+  test_tensor_copy(&g->dw, &g->start);
+  for (int op = 0; op < 3; ++op)
+    if (grouped_call[g->dtype][op](&ctx, &g->args) != MOE_OK) fail_at(g, ctx.message, op);
+  check_rows(g);
+  check_weights(g);
+  moe_pack_weights_args packing = {.layout = MOE_PACK_GROUPED, .E = g->args.E, .rows = g->args.N, .columns = g->args.K, .weight = g->w.data};
+  if (pack(&ctx, g->dtype, &packing) != MOE_OK) fail_at(g, ctx.message, 0);
+  moe_grouped_gemm_args packed = g->args;
+  packed.W = NULL, packed.packed_W = packing.packed, packed.packed_W_bytes = packing.packed_bytes;
+  memset(g->y.data, 0x5a, test_tensor_bytes(&g->y));
+  if (grouped_call[g->dtype][0](&ctx, &packed) != MOE_OK) fail_at(g, ctx.message, 3);
+  check_rows(g);
+  free(packing.packed);
+}
+
+static void test_grouped_exact(void **state) {
+  (void)state;
+  const uint64_t seed = test_seed(1);
+  static const int threads[] = {1, 2, 3, 8};
+  int64_t cases = 0;
+  for (int64_t n = 0; n < test_cases(45, 9); ++n) {
+    grouped g = grouped_new(test_case_seed(seed, (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3));
+    for (g.isa = 0; g.isa < TEST_ISA_COUNT; ++g.isa)
+      for (size_t i = 0; test_use_isa(g.isa) && i < sizeof threads / sizeof *threads; ++i, ++cases) {
+        g.threads = threads[i];
+        check_case(&g);
+      }
+    grouped_free(&g);
+  }
+  test_use_best_isa();
+  print_message("%d cases\n", (int)cases);
+}
+
+/* A blob for another shape, type, layout or instruction set is refused, and so is a truncated one. */
+static void test_packed_checks(void **state) {
+  (void)state;
+  grouped g = grouped_new(test_seed(1), MOE_DTYPE_BF16);
+  moe_context ctx = {.allocate = test_allocate, .release = test_release};
+  moe_pack_weights_args packing = {.layout = MOE_PACK_GROUPED, .E = g.args.E, .rows = g.args.N, .columns = g.args.K, .weight = g.w.data};
+  assert_int_equal(pack(&ctx, MOE_DTYPE_BF16, &packing), MOE_OK);
+  moe_grouped_gemm_args a = g.args;
+  a.W = NULL, a.packed_W = packing.packed, a.packed_W_bytes = packing.packed_bytes - 1;
+  assert_int_equal(moe_grouped_gemm_bf16(&ctx, &a), MOE_ERROR_INVALID_SHAPE);
+  assert_non_null(strstr(ctx.message, "packed_W"));
+  a.packed_W_bytes = packing.packed_bytes;
+  assert_int_equal(moe_grouped_gemm_fp16(&ctx, &a), MOE_ERROR_INVALID_SHAPE);
+  if (moe_isa_supported(MOE_ISA_AVX512BF16)) {
+    assert_int_equal(moe_isa_limit(MOE_ISA_AVX512), MOE_OK);
+    assert_int_equal(moe_grouped_gemm_bf16(&ctx, &a), MOE_ERROR_UNSUPPORTED);
+    test_use_best_isa();
+  }
+  ((uint32_t *)packing.packed)[1] = MOE_PACK_DOWN;
+  assert_int_equal(moe_grouped_gemm_bf16(&ctx, &a), MOE_ERROR_INVALID_SHAPE);
+  free(packing.packed);
+  grouped_free(&g);
+}
+
+/* ------------------------------------------------------------------------------------------------- a packed layer */
+
+static void pack_layer(moe_context *ctx, test_case *c) {
+  moe_blockwise_layer *l = &c->layer;
+  moe_pack_weights_args gate_up = {.layout = l->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, .E = l->E, .rows = l->H, .columns = l->I,
+                                   .weight = c->wgu.data};
+  moe_pack_weights_args down = {.layout = MOE_PACK_DOWN, .E = l->E, .rows = l->I, .columns = l->H, .weight = c->wd.data};
+  assert_int_equal(pack(ctx, c->dtype, &gate_up), MOE_OK);
+  assert_int_equal(pack(ctx, c->dtype, &down), MOE_OK);
+  l->gate_up_proj_weight = l->down_proj_weight = NULL;
+  l->packed_gate_up_weight = gate_up.packed, l->packed_gate_up_bytes = gate_up.packed_bytes;
+  l->packed_down_weight = down.packed, l->packed_down_bytes = down.packed_bytes;
+}
+
+static void check_layer(uint64_t seed, moe_dtype dtype, int isa) {
+  static const test_limits most = {40, 150, 150, 6, 3, 20};
+  test_case c = {.seed = seed, .rng = seed};
+  moe_context ctx = {.allocate = test_allocate, .release = test_release, .num_threads = 2};
+  test_case_options(&c, dtype, &most);
+  test_case_real_activation(&c);
+  test_route_case(&c);
+  test_case_allocate(&c);
+  test_tensor *random[] = {&c.x, &c.wgu, &c.wd, &c.bgu, &c.bd, &c.affinity, &c.y_start};
+  for (size_t i = 0; i < sizeof random / sizeof *random; ++i) test_fill_uniform(random[i], &c.rng, 0.5);
+  if (test_case_forward(&c, &ctx) != MOE_OK) fail_msg("%s", ctx.message);
+  test_tensor plain = test_tensor_new(dtype, c.y.count);
+  test_tensor_copy(&plain, &c.y);
+  pack_layer(&ctx, &c);
+  if (test_case_forward(&c, &ctx) != MOE_OK) fail_msg("%s", ctx.message);
+  const int64_t differs = test_tensor_differs(&plain, &c.y);
+  char text[768];
+  if (differs >= 0) fail_msg("output[%lld] | %s", (long long)differs, test_case_describe(&c, (moe_isa)isa, 2, text));
+  free((void *)(uintptr_t)c.layer.packed_gate_up_weight), free((void *)(uintptr_t)c.layer.packed_down_weight);
+  test_tensor_free(&plain);
+  test_case_free(&c);
+}
+
+static void test_packed_layer(void **state) {
+  (void)state;
+  const uint64_t seed = test_seed(1);
+  for (int64_t n = 0; n < test_cases(120, 12); ++n)
+    for (int isa = 0; isa < TEST_ISA_COUNT; ++isa)
+      if (test_use_isa(isa)) check_layer(test_case_seed(seed, (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3), isa);
+  test_use_best_isa();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks),
+                                     cmocka_unit_test(test_packed_layer)};
+  return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
+}
