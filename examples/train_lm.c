@@ -396,16 +396,16 @@ static double evaluate(model *m, const text *t, int64_t count) {
 }
 
 /* On a terminal one line rewrites itself; otherwise a line for every twentieth of the way. */
-static void progress(model *m, const char *name, int64_t step, int64_t steps, double bits, double step_seconds) {
-  printf("%s%-5s step %5" PRId64 "/%" PRId64 "  loss %.3f bits  %6.0f tokens/s  %5.1f GFLOP/s", isatty(1) ? "\r" : "",
-         name, step, steps, bits, (double)m->T / step_seconds, m->expert_flops / m->expert_seconds * 1e-9);
+static void progress(const model *m, const char *name, int64_t step, int64_t steps, double bits, double step_seconds) {
+  printf("%s%-5s%5" PRId64 "/%" PRId64 "  loss %.3f  %5.0f tokens/s  %3.0f GFLOP/s", isatty(1) ? "\r" : "", name, step,
+         steps, bits, (double)m->T / step_seconds, m->expert_flops / m->expert_seconds * 1e-9);
   int64_t least = INT64_MAX, most = 0;
   for (int i = 0; i < LAYERS * m->E; i++) {
     int64_t load = m->layers[i / m->E].load[i % m->E];
     least = load < least ? load : least, most = load > most ? load : most;
   }
-  if (m->E > 1) printf("  tokens per expert %4" PRId64 "..%" PRId64 "..%" PRId64, least, m->T * m->K / m->E, most);
-  fputs(isatty(1) ? "   " : "\n", stdout);
+  if (m->E > 1) printf("  load %4" PRId64 "..%" PRId64 "..%-4" PRId64, least, m->T * m->K / m->E, most);
+  if (!isatty(1)) putchar('\n');
   fflush(stdout);
 }
 
@@ -479,6 +479,7 @@ int main(int argc, char **argv) {
          MOE_VERSION_MAJOR, MOE_VERSION_MINOR, MOE_VERSION_PATCH, dtype->name, moe_isa_name(moe_isa_active()),
          threads.threads, threads.threads == 1 ? "" : "s", t.size, t.files);
   printf("moe: %d layers, %d of %d experts of %d x %d; dense: one expert of %d x %d\n", LAYERS, K, E, H, I, H, I * K);
+  puts("loss: bits per byte; GFLOP/s: of the experts; load: fewest, mean and most tokens of an expert in a batch");
 
   curve curves[2] = {{.name = "moe", .colour = "#0b6e99"}, {.name = "dense", .colour = "#c0562b"}};
   double moe_bits = train(moe, &t, &o, &curves[0]);
