@@ -96,6 +96,10 @@ timed_check() { # description limit runs source compiler...
   check "$description" cpu_time "$@" && sed 's/^/# /' "$work/check.log"
 }
 
+# The first C block of README.md, as a user would paste it.
+sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
+check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
+
 for compiler in $(compilers); do
   cxx=$(cxx_of "$compiler")
   check "$compiler: declarations, C99" "$compiler" -std=c99 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"

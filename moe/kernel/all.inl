@@ -46,6 +46,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->activate = MOE_K(activate);
   t->add_scaled = MOE_K(add_scaled);
   t->scale_row = MOE_K(scale_row);
+  t->transpose_tile = MOE_K(transpose_tile);
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);
   t->score_row = MOE_K(score_row);

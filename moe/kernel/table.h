@@ -76,6 +76,7 @@ typedef struct moe_kernels {
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
+  void (*transpose_tile)(float *dst, const float *src, int64_t rows, int64_t cols); /* tiles of 64 x 64 */
   float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);                       /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */

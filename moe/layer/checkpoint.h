@@ -8,26 +8,32 @@ MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int6
   return ((slot / l->B * 2 + up) * l->I + i) * l->B + slot % l->B;
 }
 
-MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t slot, int64_t up, int64_t i, const float *x, int64_t n) {
-  const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
-  char *dst = (char *)checkpoint + moe_checkpoint_at_(call, slot, up, i) * size;
-  char stored[MOE_PANEL * 4];
-  call->group.kernels.store_row[call->checkpoint_dtype](stored, x, n);
-  if (size == 2)
-    for (int64_t j = 0; j < n; j++) memcpy(dst + j * stride, stored + j * 2, 2);
-  else
-    for (int64_t j = 0; j < n; j++) memcpy(dst + j * stride, stored + j * 4, 4);
+/* How many rows from `row` on, at most 64 and at most up to `end`, lie side by side in one block. */
+MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
+  const int32_t *slot = call->plan.slot;
+  int64_t n = 1;
+  while (n < MOE_PANEL && row + n < end && slot[row + n] == slot[row] + n && slot[row + n] % call->layer.B != 0) n++;
+  return n;
 }
 
-MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t slot, int64_t up, int64_t i, float *x, int64_t n) {
-  const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
-  const char *src = (const char *)checkpoint + moe_checkpoint_at_(call, slot, up, i) * size;
-  char stored[MOE_PANEL * 4];
-  if (size == 2)
-    for (int64_t j = 0; j < n; j++) memcpy(stored + j * 2, src + j * stride, 2);
-  else
-    for (int64_t j = 0; j < n; j++) memcpy(stored + j * 4, src + j * stride, 4);
-  call->group.kernels.load_row[call->checkpoint_dtype](x, stored, n);
+/* Columns [i0, i0+n) of rows [row, row+rows), one run, from x, whose rows are 64 apart. */
+MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up, int64_t i0, int64_t n,
+                                  const float *x) {
+  float columns[MOE_PANEL * MOE_PANEL];
+  call->group.kernels.transpose_tile(columns, x, rows, n);
+  for (int64_t i = 0; i < n; i++)
+    call->group.kernels.store_row[call->checkpoint_dtype](
+        (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size, columns + i * MOE_PANEL, rows);
+}
+
+MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows, int64_t up, int64_t i0, int64_t n,
+                                 float *x) {
+  float columns[MOE_PANEL * MOE_PANEL];
+  for (int64_t i = 0; i < n; i++)
+    call->group.kernels.load_row[call->checkpoint_dtype](
+        columns + i * MOE_PANEL,
+        (const char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size, rows);
+  call->group.kernels.transpose_tile(x, columns, n, rows);
 }
 
 typedef struct moe_blank_ {

@@ -30,10 +30,11 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   call->group.kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
 }
 
-MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t i0, int64_t n, const float *dm, float *bias_sum) {
+/* gate, up, dm: this row's columns. */
+MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t i0, int64_t n, float *gate, float *up, const float *dm,
+                               float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
-  const int64_t panels = moe_down_grad_panels_(call), slot = call->plan.slot[row];
-  float gate[MOE_PANEL], up[MOE_PANEL], m[MOE_PANEL], dgate[MOE_PANEL], dup[MOE_PANEL];
+  float m[MOE_PANEL], dgate[MOE_PANEL], dup[MOE_PANEL];
   moe_glu_row_ glu_row = {0};
   glu_row.n = n;
   glu_row.gate = gate;
@@ -43,13 +44,23 @@ MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t
   glu_row.dgate = dgate;
   glu_row.dup = dup;
   glu_row.scale = moe_post_scaled_(&call->layer.config) ? call->plan.affinity[row] : 1.0f;
-  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, slot, 0, i0, gate, n);
-  moe_checkpoint_load_(call, stage->checkpoint, slot, 1, i0, up, n);
   call->group.kernels.glu_backward(&stage->glu, &glu_row);
-  stage->dot[row * panels + i0 / MOE_PANEL] = glu_row.dot;
+  stage->dot[row * moe_down_grad_panels_(call) + i0 / MOE_PANEL] = glu_row.dot;
   call->group.kernels.store_row[call->inner_dtype](stage->am + (row * call->layer.I + i0) * call->inner_size, m, n);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, n, dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, n, dup, bias_sum);
+}
+
+/* Rows [first,first+rows), whose dm is in c; the pre-activations come from the checkpoint a tile at a time. */
+MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n, const float *c, float *bias_sum) {
+  float gate[MOE_PANEL * MOE_PANEL], up[MOE_PANEL * MOE_PANEL];
+  for (int64_t at = 0, run; at < rows; at += run) {
+    run = moe_checkpoint_run_(stage->call, first + at, first + rows);
+    if (!stage->glu.skip_gate) moe_checkpoint_load_(stage->call, stage->checkpoint, first + at, run, 0, i0, n, gate);
+    moe_checkpoint_load_(stage->call, stage->checkpoint, first + at, run, 1, i0, n, up);
+    for (int64_t i = 0; i < run; i++)
+      moe_down_grad_row_(stage, first + at + i, i0, n, gate + i * MOE_PANEL, up + i * MOE_PANEL, c + (at + i) * MOE_PANEL, bias_sum);
+  }
 }
 
 MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t expert, int64_t i0, int64_t n, float *bias_sum) {
@@ -96,7 +107,7 @@ MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
     moe_left_ left;
     moe_left_from_rows_(&left, &output_grad, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
     moe_lane_multiply_(&call->group, &lane, &left, &right, &turn->ahead);
-    for (int64_t i = 0; i < left.rows; i++) moe_down_grad_row_(stage, first + i, i0, right.n, lane.c + i * MOE_PANEL, bias_sum);
+    moe_down_grad_rows_(stage, first, left.rows, i0, right.n, lane.c, bias_sum);
   }
   moe_down_grad_store_bias_(stage, expert, i0, right.n, bias_sum);
 }

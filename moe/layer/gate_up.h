@@ -16,17 +16,23 @@ MOE_FN moe_right_ moe_gate_up_right_(const moe_blockwise_ *call, int64_t expert,
 
 MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
   const moe_blockwise_ *call = stage->call;
-  const moe_plan_ *plan = &call->plan;
-  const float a = plan->affinity[row];
+  const float a = call->plan.affinity[row];
   float m[MOE_PANEL];
   glu_row->m = m;
   glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
   glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
   call->group.kernels.glu_forward(&call->glu, glu_row);
   if (stage->m) call->group.kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
-  if (stage->checkpoint) {
-    if (!call->glu.skip_gate) moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 0, i0, glu_row->gate, n);
-    moe_checkpoint_store_(call, stage->checkpoint, plan->slot[row], 1, i0, glu_row->up, n);
+}
+
+/* The clamped pre-activations of rows [first,first+rows), which the gated unit has left in c. */
+MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n, const float *c) {
+  const moe_blockwise_ *call = stage->call;
+  const int64_t up = MOE_PANEL - call->gate_up.width;
+  for (int64_t at = 0, run; at < rows; at += run) {
+    run = moe_checkpoint_run_(call, first + at, first + rows);
+    if (!call->glu.skip_gate) moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 0, i0, n, c + at * MOE_PANEL);
+    moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 1, i0, n, c + at * MOE_PANEL + up);
   }
 }
 
@@ -65,6 +71,7 @@ MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
       row.up = row.gate + MOE_PANEL - width;
       moe_gate_up_row_(stage, first + i, i0, n, &row);
     }
+    if (stage->checkpoint) moe_gate_up_save_(stage, first, left.rows, i0, n, lane.c);
   }
 }
 

@@ -40,7 +40,7 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) { return
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
-  lane.c = (float *)moe_take_(arena, (int64_t)MOE_ROWS_MAX * MOE_PANEL * 4);
+  lane.c = (float *)moe_take_(arena, (int64_t)(MOE_ROWS_MAX + MOE_LANES) * MOE_PANEL * 4); /* room for whole vectors of rows */
   lane.piece = moe_take_(arena, MOE_PIECE_BYTES_);
   lane.converted = (float *)moe_take_(arena, MOE_CONVERTED_BYTES_);
   lane.sum = (float *)moe_take_(arena, moe_mul_(group->sum_floats, 4));
