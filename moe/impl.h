@@ -20,7 +20,7 @@ MOE_EXACT_BEGIN
 #include "base/size.h"
 #include "base/error.h"
 #include "base/check.h"
-#include "isa/fpenv.h"
+#include "base/fpenv.h"
 #include "base/context.h"
 
 #include "kernel/names.h"

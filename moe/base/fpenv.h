@@ -1,18 +1,24 @@
 /* The floating-point environment: every lane works in round-to-nearest with gradual underflow and gives the caller's modes
    back. moe_flush_* is the mode in which plain fused multiply-adds behave as a bf16 dot product does (numeric contract 1). */
-#ifndef MOE_ISA_FPENV_H
-#define MOE_ISA_FPENV_H
+#ifndef MOE_BASE_FPENV_H
+#define MOE_BASE_FPENV_H
 
 #if MOE_X86
-typedef unsigned moe_fpenv_;
+typedef uint32_t moe_fpenv_;
+MOE_INLINE void moe_fpenv_set_(uint32_t mode) { __asm__ volatile("ldmxcsr %0" : : "m"(mode) : "memory"); }
+MOE_INLINE uint32_t moe_fpenv_get_(void) {
+  uint32_t mode;
+  __asm__ volatile("stmxcsr %0" : "=m"(mode) : : "memory");
+  return mode;
+}
 MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) {
-  unsigned saved = _mm_getcsr();
-  _mm_setcsr(0x1f80u);
+  const uint32_t saved = moe_fpenv_get_();
+  moe_fpenv_set_(0x1f80u);
   return saved;
 }
-MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) { _mm_setcsr(saved | (_mm_getcsr() & 0x3fu)); }
-MOE_INLINE void moe_flush_on_(void) { _mm_setcsr(0x9fc0u); }
-MOE_INLINE void moe_flush_off_(void) { _mm_setcsr(0x1f80u); }
+MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) { moe_fpenv_set_(saved | (moe_fpenv_get_() & 0x3fu)); } /* flags stay raised */
+MOE_INLINE void moe_flush_on_(void) { moe_fpenv_set_(0x9fc0u); }
+MOE_INLINE void moe_flush_off_(void) { moe_fpenv_set_(0x1f80u); }
 #elif defined(__aarch64__)
 typedef uint64_t moe_fpenv_;
 MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) {
