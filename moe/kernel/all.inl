@@ -37,8 +37,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
   t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
   t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
-  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
-  t->pack_cols[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_cols_##name##_, MOE_ISA);
+  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
   t->glu_forward = MOE_K(glu_forward);

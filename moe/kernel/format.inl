@@ -1,4 +1,4 @@
-/* What each storage format must provide: rows to and from float, and packed f32 panels. Included once per format. */
+/* What each storage format must provide: rows to and from float, and rows packed into f32 panels. Included once per format. */
 
 MOE_FN void MOE_KF(load_row)(float *dst, const void *src, int64_t n) {
   const char *s = (const char *)src;
@@ -32,29 +32,4 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
     }
     for (; i < width; i += MOE_W) MOE_V(store)(p + i, MOE_V(set1)(0.0f));
   }
-}
-
-/* The transpose, a square of MOE_W at a time: vectors run along k. */
-MOE_FN void MOE_KF(pack_cols)(void *panel, const void *src, int64_t stride, int64_t k, int64_t n) {
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), rows = k + (k & 1);
-  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W)
-    for (int64_t r = 0; r < rows; r += MOE_W) {
-      MOE_V(i) square[MOE_W];
-      MOE_UNROLL
-      for (int64_t i = 0; i < MOE_W; i++) {
-        const char *s = (const char *)src + (col + i) * stride + r * size;
-        MOE_V(f) v = MOE_V(set1)(0.0f);
-        if (col + i < n && r + MOE_W <= k) v = MOE_VF(load)(s);
-        else if (col + i < n && r < k) v = MOE_VF(loadn)(s, k - r);
-        square[i] = MOE_V(casti)(v);
-      }
-      MOE_V(transpose)(square);
-      float *p = (float *)panel + r * MOE_PANEL + col;
-      if (r + MOE_W <= rows) {
-        MOE_UNROLL
-        for (int64_t i = 0; i < MOE_W; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
-      } else {
-        for (int64_t i = 0; r + i < rows; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
-      }
-    }
 }

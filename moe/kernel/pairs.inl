@@ -20,41 +20,6 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   }
 }
 
-/* `n` 32-bit pairs from `elements` bf16; a last odd element is paired with zero. */
-MOE_INLINE MOE_V(i) MOE_K(load_pairs)(const char *src, int64_t elements) {
-  MOE_V(i) v = MOE_V(loadin)(src, elements / 2);
-  if (elements & 1) {
-    uint32_t words[MOE_W];
-    MOE_V(storei)(words, v);
-    words[elements / 2] = moe_loadu16_scalar(src + 2 * (elements - 1));
-    v = MOE_V(loadi)(words);
-  }
-  return v;
-}
-
-/* Along k the pairs lie side by side already: a transpose of 32-bit words. */
-MOE_FN void MOE_K(pack_cols_pairs)(void *panel, const void *src, int64_t stride, int64_t k, int64_t n) {
-  const int64_t pairs = (k + 1) / 2;
-  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W)
-    for (int64_t r = 0; r < pairs; r += MOE_W) {
-      MOE_V(i) square[MOE_W];
-      MOE_UNROLL
-      for (int64_t i = 0; i < MOE_W; i++) {
-        const char *s = (const char *)src + (col + i) * stride + r * 4;
-        square[i] = MOE_V(set1i)(0u);
-        if (col + i < n) square[i] = 2 * (r + MOE_W) <= k ? MOE_V(loadi)(s) : MOE_K(load_pairs)(s, k - 2 * r);
-      }
-      MOE_V(transpose)(square);
-      uint32_t *p = (uint32_t *)panel + r * MOE_PANEL + col;
-      if (r + MOE_W <= pairs) {
-        MOE_UNROLL
-        for (int64_t i = 0; i < MOE_W; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
-      } else {
-        for (int64_t i = 0; r + i < pairs; i++) MOE_V(storei)(p + i * MOE_PANEL, square[i]);
-      }
-    }
-}
-
 /* One pair of k; `last`: a lone even element, its partner zero. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel, int last,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
@@ -104,5 +69,4 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
-  t->pack_cols[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_cols_pairs);
 }

@@ -57,10 +57,32 @@ typedef struct moe_right_ {
   int64_t k;
 } moe_right_;
 
+/* A panel from n columns that are contiguous in memory, stride bytes apart: 64 of them at a time are converted as rows, which
+   are then transposed. Pairs of bf16 lie side by side already and move as words. */
+MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel, const char *src, int64_t stride,
+                              int64_t k, int64_t n) {
+  const int64_t per_row = kind == MOE_PANEL_PAIRS ? 2 : 1; /* elements of k in a row of the panel */
+  const int64_t size = moe_dtype_bytes_(dtype), rows = moe_even_(k) / per_row;
+  float tile[MOE_PANEL * MOE_PANEL], last[MOE_PANEL * MOE_PANEL];
+  for (int64_t r = 0; r < rows; r += MOE_PANEL) {
+    const int64_t count = moe_min_(MOE_PANEL, rows - r), elements = moe_min_(k - r * per_row, count * per_row);
+    if (elements < MOE_PANEL * per_row || n < MOE_PANEL) memset(tile, 0, sizeof tile);
+    for (int64_t col = 0; col < n; col++) {
+      const char *column = src + col * stride + r * per_row * size;
+      if (kind == MOE_PANEL_PAIRS) memcpy(tile + col * MOE_PANEL, column, (size_t)(elements * size));
+      else kernels->load_row[dtype](tile + col * MOE_PANEL, column, elements);
+    }
+    /* A last part smaller than a tile must not write past the panel. */
+    char *to = (char *)panel + r * MOE_PANEL * 4;
+    kernels->transpose_tile(count == MOE_PANEL ? (void *)to : (void *)last, tile, MOE_PANEL, count);
+    if (count < MOE_PANEL) memcpy(to, last, (size_t)(count * MOE_PANEL * 4));
+  }
+}
+
 /* Elements [from, from+k) of the right operand as a panel. */
 MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k, void *panel) {
   if (right->transposed) {
-    kernels->pack_cols[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
+    moe_pack_columns_(kernels, kind, right->dtype, panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
     return;
   }
   for (int64_t p = 0; p < right->parts; p++) {

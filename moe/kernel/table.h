@@ -56,8 +56,6 @@ typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* The same from n columns of k contiguous elements each, stride bytes apart (B = the transpose of what lies in memory). */
-typedef void (*moe_pack_cols_fn_)(void *panel, const void *src, int64_t stride, int64_t k, int64_t n);
 /* c[i][0..64) += row i times panel, over k elements. A row's element pairs lie step bytes apart, the second of a pair half
    a step after the first. */
 typedef void (*moe_tile_fn_)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c);
@@ -70,13 +68,12 @@ typedef struct moe_kernels {
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_pack_cols_fn_ pack_cols[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
-  void (*transpose_tile)(float *dst, const float *src, int64_t rows, int64_t cols); /* tiles of 64 x 64 */
+  void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
   float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);                       /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */

@@ -46,6 +46,11 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const char *const *row, int64_t st
 
 MOE_INLINE void MOE_K(tile_any)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c, int flush) {
   const float *b = (const float *)panel;
+  if (MOE_W == 1) { /* nothing to gain from several rows */
+    for (int i = 0; i < rows; i++)
+      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, row + i, step, k, b + j, c + i * MOE_PANEL + j, flush);
+    return;
+  }
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     switch (rows) {
       case 1: MOE_K(tile_columns)(1, row, step, k, b + j, c + j, flush); break;
