@@ -204,6 +204,55 @@ static void test_packed_checks(void **state) {
   grouped_free(&g);
 }
 
+/* -------------------------------------------------------------------------------------------------- bad arguments */
+
+enum { BAD_ARGUMENTS = 22 };
+
+/* Spoils one thing; returns the status that must follow and what the message must name. */
+static moe_status spoil(int which, moe_grouped_gemm_args *a, int32_t *sizes, int32_t *gather, const char **name) {
+  switch (which) {
+    case 0: return a->num_tokens = 0, *name = "num_tokens", MOE_ERROR_INVALID_SHAPE;
+    case 1: return a->topk = -1, *name = "topk", MOE_ERROR_INVALID_SHAPE;
+    case 2: return a->E = 0, *name = "E", MOE_ERROR_INVALID_SHAPE;
+    case 3: return a->N = 0, *name = "N", MOE_ERROR_INVALID_SHAPE;
+    case 4: return a->K = -5, *name = "K", MOE_ERROR_INVALID_SHAPE;
+    case 5: return a->num_tokens = INT32_MAX - 1, a->topk = 2, *name = "num_tokens", MOE_ERROR_OVERFLOW;
+    case 6: return a->K = INT64_MAX, *name = "X", MOE_ERROR_OVERFLOW;
+    case 7: return a->permute_x = a->permute_y = 1, *name = "permute_x", MOE_ERROR_INVALID_OPTION;
+    case 8: return a->permute_y = 2, *name = "permute_y", MOE_ERROR_INVALID_OPTION;
+    case 9: return a->weight_grad_dtype = (moe_dtype)9, *name = "weight_grad_dtype", MOE_ERROR_INVALID_OPTION;
+    case 10: return a->accumulate_dW = -1, *name = "accumulate_dW", MOE_ERROR_INVALID_OPTION;
+    case 11: return a->permute_y = 0, a->topk_weights = (const float *)a->X, *name = "topk_weights", MOE_ERROR_INVALID_OPTION;
+    case 12: return a->m_sizes = NULL, *name = "m_sizes", MOE_ERROR_NULL_ARGUMENT;
+    case 13: return a->X = NULL, *name = "X", MOE_ERROR_NULL_ARGUMENT;
+    case 14: return a->W = NULL, *name = "W", MOE_ERROR_NULL_ARGUMENT;
+    case 15: return a->permute_y = !a->permute_x, a->gather_indices = NULL, *name = "gather_indices", MOE_ERROR_NULL_ARGUMENT;
+    case 16: return a->X = (const char *)a->X + 1, *name = "X", MOE_ERROR_MISALIGNED;
+    case 17: return a->Y = (void *)(uintptr_t)a->X, *name = "Y", MOE_ERROR_OVERLAP;
+    case 18: return sizes[0] = -1, *name = "m_sizes", MOE_ERROR_INVALID_SHAPE;
+    case 19: return sizes[0] = 1000, *name = "m_sizes", MOE_ERROR_INVALID_SHAPE;
+    case 20: return gather[0] = (int32_t)(a->num_tokens * a->topk), *name = "gather_indices", MOE_ERROR_INVALID_INDEX;
+    default: return a->workspace = gather, a->workspace_bytes = 0, *name = "workspace_bytes", MOE_ERROR_WORKSPACE;
+  }
+}
+
+static void test_bad_arguments(void **state) {
+  (void)state;
+  for (int which = 0; which < BAD_ARGUMENTS; ++which) {
+    grouped g = grouped_new(test_case_seed(test_seed(1), (uint64_t)which), MOE_DTYPE_BF16);
+    moe_context ctx = {.allocate = test_allocate, .release = test_release};
+    test_tensor before = test_tensor_new(g.y.dtype, g.y.count);
+    test_tensor_copy(&before, &g.y);
+    const char *name = NULL;
+    const moe_status want = spoil(which, &g.args, g.sizes, g.gather, &name);
+    const moe_status got = moe_grouped_gemm_bf16(&ctx, &g.args);
+    if (got != want || !strstr(ctx.message, name)) fail_msg("case %d: %s, \"%s\", wanted %s for %s", which, moe_status_str(got), ctx.message, moe_status_str(want), name);
+    assert_int_equal(test_tensor_differs(&before, &g.y), -1);
+    test_tensor_free(&before);
+    grouped_free(&g);
+  }
+}
+
 /* ------------------------------------------------------------------------------------------------- a packed layer */
 
 static void pack_layer(moe_context *ctx, test_case *c) {
@@ -251,7 +300,7 @@ static void test_packed_layer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks), cmocka_unit_test(test_bad_arguments),
                                      cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }
