@@ -1,14 +1,16 @@
-/* Rows times 64 columns of a right operand: the loop around the tile. It walks k in pieces whose packed panel fits the
-   first-level cache, packs a piece, multiplies all rows with it, and meanwhile has the next piece's memory fetched; so weights
-   are read once, whether there is one row or hundreds. */
+/* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces whose packed
+   panel fits the first-level cache: packs a piece of every panel, gathers the rows' piece side by side (converted where the
+   panel's type asks for it), multiplies, and meanwhile has the next piece's memory fetched; so weights are read once, whether
+   there is one row or hundreds. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
 enum { MOE_PIECE_F32_ = 128, MOE_PIECE_PAIRS_ = 256 }; /* k per piece: 32 KiB of panel */
 
-/* Bytes of what moe_multiply_ needs beside c: a packed piece, and a tile's converted rows. */
+/* Bytes of a packed piece, of a row's part in it (of either kind), and of one panel's products. */
 #define MOE_PIECE_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
-#define MOE_CONVERTED_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_TILE_ROWS * 4)
+#define MOE_PIECE_ROW_BYTES_ ((int64_t)MOE_PIECE_F32_ * 4)
+#define MOE_PRODUCTS_FLOATS_ ((int64_t)(MOE_ROWS_MAX + 16) * MOE_PANEL) /* room for whole vectors of rows */
 
 MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
 
@@ -91,11 +93,13 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) will be read from. */
-MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
+/* The memory that elements [from, from+k) of a group of panels, side by side, will be read from. */
+MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t panels, int64_t from, int64_t k) {
   enum { STRETCH = 1024 };
   moe_ahead_ ahead = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
   const int64_t size = moe_dtype_bytes_(right->dtype);
+  int64_t n = 0;
+  for (int64_t p = 0; p < panels; p++) n += right[p].n;
   if (right->panel) {
     ahead.base[0] = (const char *)right->panel + moe_panel_bytes_(kind, from);
     ahead.stride = ahead.bytes = STRETCH;
@@ -105,8 +109,8 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
   ahead.base[0] = right->base[0] + from * (right->transposed ? size : right->stride);
   if (right->parts == 2) ahead.base[1] = right->base[1] + from * right->stride;
   ahead.stride = right->stride;
-  ahead.rows = right->transposed ? right->n : k;
-  ahead.bytes = (right->transposed ? k : right->n) * size;
+  ahead.rows = right->transposed ? n : k;
+  ahead.bytes = (right->transposed ? k : n) * size;
   return ahead;
 }
 
@@ -114,9 +118,9 @@ MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
   return kernels->panel[product] == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
 }
 
-/* What a product with `right` reads first. */
-MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
-  return moe_right_ahead_(kernels->panel[product], right, 0, moe_min_(moe_piece_(kernels, product), right->k));
+/* What a product with a group of panels reads first. */
+MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right, int64_t panels) {
+  return moe_right_ahead_(kernels->panel[product], right, panels, 0, moe_min_(moe_piece_(kernels, product), right->k));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- product */
@@ -125,32 +129,39 @@ typedef struct moe_operands_ {
   const moe_kernels *kernels;
   moe_product_ product;
   const moe_left_ *left;
-  const moe_right_ *right;
-  float *c;         /* [left.rows][64] output */
-  void *piece;      /* MOE_PIECE_BYTES_, unless right.panel */
-  float *converted; /* MOE_CONVERTED_BYTES_ */
+  const moe_right_ *right; /* [panels] */
+  int64_t panels;
+  float *c;       /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_; output */
+  char *pieces;   /* panels * MOE_PIECE_BYTES_, unless right.panel */
+  char *gathered; /* left.rows * MOE_PIECE_ROW_BYTES_, unless the left operand is a packed panel */
   const moe_ahead_ *next; /* what will be read after this product, or NULL */
 } moe_operands_;
 
-/* All rows times one packed piece of n elements. */
-MOE_FN void moe_multiply_piece_(const moe_operands_ *m, int64_t from, int64_t n, const void *panel, moe_ahead_ *ahead) {
+/* The rows' elements [from, from+n), side by side: rows a power of two apart would crowd a few sets of the cache. The same
+   rows' next elements are fetched: there are more rows than streams a prefetcher can follow. */
+MOE_FN void moe_gather_(const moe_operands_ *m, int64_t from, int64_t n, int64_t more) {
   const moe_left_ *left = m->left;
-  const int direct = left->dtype == (m->kernels->panel[m->product] == MOE_PANEL_PAIRS ? MOE_DTYPE_BF16 : MOE_DTYPE_F32);
-  const int64_t at = from / 2 * left->step, bytes = n * moe_dtype_bytes_(left->dtype);
-  const int fetch = left->step <= 8; /* a packed panel's rows share cache lines */
+  const int64_t at = from / 2 * left->step, end = at + (n + more) / 2 * left->step;
+  for (int64_t i = 0; i < left->rows; i++) {
+    char *row = m->gathered + i * MOE_PIECE_ROW_BYTES_;
+    for (int64_t b = at + n / 2 * left->step; b < end; b += 64) __builtin_prefetch(left->row[i] + b, 0, 2);
+    if (m->kernels->panel[m->product] == MOE_PANEL_PAIRS) memcpy(row, left->row[i] + at, (size_t)(n * 2));
+    else m->kernels->load_row[left->dtype]((float *)(void *)row, left->row[i] + at, n);
+  }
+}
+
+/* All rows times n elements of one packed panel. */
+MOE_FN void moe_multiply_piece_(const moe_operands_ *m, int64_t from, int64_t n, const void *panel, float *c, moe_ahead_ *ahead) {
+  const moe_left_ *left = m->left;
+  const int in_panel = left->step > 8;
+  const int64_t step = in_panel ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
   const char *row[MOE_TILE_ROWS];
   for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS) {
-    const int64_t rows = moe_min_(MOE_TILE_ROWS, left->rows - i), later = moe_min_(MOE_TILE_ROWS, left->rows - i - rows);
-    for (int64_t j = 0; j < later && fetch; j++)
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(left->row[i + rows + j] + at + b, 0, 3);
+    const int64_t rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
+    for (int64_t j = 0; j < rows; j++)
+      row[j] = in_panel ? left->row[i + j] + from / 2 * step : m->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
     moe_ahead_step_(ahead);
-    for (int64_t j = 0; j < rows; j++) {
-      row[j] = left->row[i + j] + at;
-      if (direct) continue;
-      m->kernels->load_row[left->dtype](m->converted + j * MOE_PIECE_F32_, row[j], n);
-      row[j] = (const char *)(m->converted + j * MOE_PIECE_F32_);
-    }
-    m->kernels->tile[m->product]((int)rows, row, direct ? left->step : 8, n, panel, m->c + i * MOE_PANEL);
+    m->kernels->tile[m->product]((int)rows, row, step, n, panel, c + i * MOE_PANEL);
   }
 }
 
@@ -159,21 +170,23 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t piece = moe_piece_(m->kernels, m->product), k = m->right->k;
   const moe_ahead_ none = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
-  memset(m->c, 0, (size_t)(m->left->rows * MOE_PANEL) * sizeof *m->c);
+  for (int64_t p = 0; p < m->panels; p++) memset(m->c + p * MOE_PRODUCTS_FLOATS_, 0, (size_t)(m->left->rows * MOE_PANEL) * sizeof *m->c);
 #if MOE_X86
   const int by_mode = m->product == MOE_PRODUCT_BF16 && m->kernels->bf16_by_mode;
   if (by_mode) moe_flush_on_();
 #endif
   for (int64_t from = 0; from < k; from += piece) {
-    const int64_t n = moe_min_(piece, k - from), more = moe_min_(piece, k - from - n);
-    const void *panel = (const char *)m->right->panel + moe_panel_bytes_(kind, from);
-    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(kind, m->right, from + n, more) : m->next ? *m->next : none;
-    moe_ahead_pace_(&ahead, moe_ceil_div_(m->left->rows, MOE_TILE_ROWS));
-    if (!m->right->panel) {
-      moe_pack_right_(m->kernels, kind, m->right, from, n, m->piece);
-      panel = m->piece;
+    const int64_t n = moe_min_(piece, k - from), more = moe_max_(0, moe_min_(piece, k - from - n));
+    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(kind, m->right, m->panels, from + n, more) : m->next ? *m->next : none;
+    moe_ahead_pace_(&ahead, m->panels * moe_ceil_div_(m->left->rows, MOE_TILE_ROWS));
+    for (int64_t p = 0; p < m->panels; p++)
+      if (!m->right[p].panel) moe_pack_right_(m->kernels, kind, &m->right[p], from, n, m->pieces + p * MOE_PIECE_BYTES_);
+    if (m->left->step <= 8) moe_gather_(m, from, n, more);
+    for (int64_t p = 0; p < m->panels; p++) {
+      const char *panel = (const char *)m->right[p].panel;
+      panel = panel ? panel + moe_panel_bytes_(kind, from) : m->pieces + p * MOE_PIECE_BYTES_;
+      moe_multiply_piece_(m, from, n, panel, m->c + p * MOE_PRODUCTS_FLOATS_, &ahead);
     }
-    moe_multiply_piece_(m, from, n, panel, &ahead);
   }
 #if MOE_X86
   if (by_mode) moe_flush_off_();

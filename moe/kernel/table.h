@@ -10,7 +10,8 @@
 
 enum {
   MOE_PANEL = 64,    /* columns of a panel */
-  MOE_ROWS_MAX = 512, /* rows of A in flight: their products with a panel, 128 KiB, stay in cache */
+  MOE_ROWS_MAX = 384, /* rows of A in flight: their products with a group of panels stay in cache */
+  MOE_PANELS_MAX = 4, /* panels of B side by side in a group: they share what is read of A, and pages of B */
   MOE_TILE_ROWS = 6  /* rows of A in registers */
 };
 

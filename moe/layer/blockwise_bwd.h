@@ -67,7 +67,7 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  moe_lanes_layout_(&call->group, arena, lanes, moe_max_(moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, l->T), moe_panel_bytes_(call->group.panel, rows),
+  moe_lanes_layout_(&call->group, arena, lanes, moe_max_(MOE_COMBINE_PANELS * call->plan.chunk_rows * MOE_PANEL, l->T), moe_panel_bytes_(call->group.panel, rows),
                     moe_weight_grad_panel_bytes_(&call->group, rows));
 }
 
@@ -134,7 +134,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) 
   stage.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   stage.bias_dtype = backward->weight_grad_dtype;
   stage.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  const moe_work_ work = {call->layer.E * moe_down_grad_panels_(call), moe_down_grad_item_, &stage, moe_down_grad_ahead_};
+  const moe_work_ work = {moe_down_grad_items_(call), moe_down_grad_item_, &stage, moe_down_grad_ahead_};
   moe_run_(ctx, &work, 1);
 }
 

@@ -95,7 +95,7 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
-  moe_lanes_layout_(&call->group, arena, lanes, moe_min_(MOE_CHUNK, l->T) * MOE_PANEL, 0, 0);
+  moe_lanes_layout_(&call->group, arena, lanes, MOE_COMBINE_PANELS * call->plan.chunk_rows * MOE_PANEL, 0, 0);
 }
 
 MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {

@@ -18,7 +18,27 @@ typedef struct moe_combine_ {
   void *user; /* what add_row needs besides */
 } moe_combine_;
 
-MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) { return call->plan.chunks * moe_ceil_div_(call->layer.H, MOE_PANEL); }
+enum { MOE_COMBINE_PANELS = 2 }; /* panels of an item, at most: its outputs must stay in cache with the rest */
+
+MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
+MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call) {
+  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call), MOE_COMBINE_PANELS);
+}
+MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
+  return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call));
+}
+
+/* The chunk of tokens and the panels of an item. */
+typedef struct moe_patch_ {
+  int64_t chunk, panel, panels;
+} moe_patch_;
+
+MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
+  const int64_t per_item = moe_combine_per_item_(call), chunks = call->plan.chunks;
+  moe_patch_ patch = {item % chunks, item / chunks * per_item, 0};
+  patch.panels = moe_min_(per_item, moe_combine_panels_(call) - patch.panel);
+  return patch;
+}
 
 /* The end of the run that row order[at] belongs to. */
 MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t end) {
@@ -28,38 +48,44 @@ MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t e
 }
 
 /* The weights of the run that row order[at] belongs to. */
-MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int64_t h0) {
+MOE_FN void moe_combine_rights_(const moe_combine_ *stage, int64_t at, const moe_patch_ *patch, moe_right_ right[MOE_COMBINE_PANELS]) {
   const moe_plan_ *plan = &stage->call->plan;
-  return stage->right(stage, plan->run_expert[plan->run[plan->order[at]]], h0);
+  for (int64_t p = 0; p < patch->panels; p++)
+    right[p] = stage->right(stage, plan->run_expert[plan->run[plan->order[at]]], (patch->panel + p) * MOE_PANEL);
 }
 
-MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, int64_t h0) {
-  const moe_right_ right = moe_combine_right_(stage, at, h0);
-  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right);
+MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, const moe_patch_ *patch) {
+  moe_right_ right[MOE_COMBINE_PANELS];
+  moe_combine_rights_(stage, at, patch, right);
+  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, right, patch->panels);
 }
 
 MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
-  const moe_plan_ *plan = &stage->call->plan;
-  const int64_t chunk = item % plan->chunks;
-  if (plan->chunk_first[chunk] < plan->chunk_first[chunk + 1])
-    *ahead = moe_combine_run_ahead_(stage, plan->chunk_first[chunk], item / plan->chunks * MOE_PANEL);
+  const int64_t *first = stage->call->plan.chunk_first;
+  const moe_patch_ patch = moe_combine_patch_(stage->call, item);
+  if (first[patch.chunk] < first[patch.chunk + 1]) *ahead = moe_combine_run_ahead_(stage, first[patch.chunk], &patch);
 }
 
-/* One run's rows [at,end) of order, added into sum, whose first row is token t0's. */
-MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end, int64_t h0, int64_t t0, const moe_ahead_ *next) {
+/* One run's rows [at,end) of order, added into the lane's sums. */
+MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end, const moe_patch_ *patch,
+                             const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
   const moe_rows_ rows = {stage->left.base, stage->left.stride, plan->order};
-  const moe_right_ right = moe_combine_right_(stage, at, h0);
-  for (; at < end; at += MOE_ROWS_MAX) {
+  const int64_t step = moe_rows_at_once_(end - at);
+  moe_right_ right[MOE_COMBINE_PANELS];
+  moe_combine_rights_(stage, at, patch, right);
+  for (; at < end; at += step) {
     moe_left_ left;
-    moe_left_from_rows_(&left, &rows, at, moe_min_(MOE_ROWS_MAX, end - at), call->inner_dtype, stage->from);
-    moe_lane_multiply_(&call->group, lane, &left, &right, next);
-    for (int64_t i = 0; i < left.rows; i++) {
-      const int64_t row = plan->order[at + i];
-      stage->add_row(stage, row, h0, right.n, lane->c + i * MOE_PANEL, lane->sum + (plan->token[row] - t0) * MOE_PANEL);
-    }
+    moe_left_from_rows_(&left, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from);
+    moe_lane_multiply_(&call->group, lane, &left, right, patch->panels, next);
+    for (int64_t p = 0; p < patch->panels; p++)
+      for (int64_t i = 0; i < left.rows; i++) {
+        const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
+        stage->add_row(stage, row, (patch->panel + p) * MOE_PANEL, right[p].n, moe_lane_products_(lane, p) + i * MOE_PANEL,
+                       lane->sum + (p * call->plan.chunk_rows + t) * MOE_PANEL);
+      }
   }
 }
 
@@ -68,16 +94,21 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
   const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
-  const int64_t chunk = item % plan->chunks, h0 = item / plan->chunks * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
-  const int64_t t0 = chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[chunk + 1];
-  memset(lane.sum, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
-  for (int64_t at = plan->chunk_first[chunk], run_end; at < end; at = run_end) {
+  const moe_patch_ patch = moe_combine_patch_(call, item);
+  const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[patch.chunk + 1];
+  for (int64_t p = 0; p < patch.panels; p++)
+    memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
+  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
-    const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, h0) : turn->ahead;
-    moe_combine_run_(stage, &lane, at, run_end, h0, t0, &next);
+    const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, &patch) : turn->ahead;
+    moe_combine_run_(stage, &lane, at, run_end, &patch, &next);
   }
-  for (int64_t t = 0; t < tokens && stage->output; t++)
-    moe_store_sum_(&call->group.kernels, stage->output + (t0 + t) * stage->stride + h0 * call->size, call->dtype, lane.sum + t * MOE_PANEL, n, stage->accumulate);
+  for (int64_t p = 0; p < patch.panels && stage->output; p++) {
+    const int64_t h0 = (patch.panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
+    for (int64_t t = 0; t < tokens; t++)
+      moe_store_sum_(&call->group.kernels, stage->output + (t0 + t) * stage->stride + h0 * call->size, call->dtype,
+                     lane.sum + (p * call->plan.chunk_rows + t) * MOE_PANEL, n, stage->accumulate);
+  }
 }
 
 #endif

@@ -84,13 +84,25 @@ MOE_FN moe_right_ moe_down_grad_right_(const moe_blockwise_ *call, int64_t exper
   return right;
 }
 
+MOE_FN int64_t moe_down_grad_per_item_(const moe_blockwise_ *call) {
+  return moe_panels_per_item_(call->group.lanes, call->layer.E, moe_down_grad_panels_(call), MOE_PANELS_MAX);
+}
+MOE_FN int64_t moe_down_grad_items_(const moe_blockwise_ *call) {
+  return call->layer.E * moe_ceil_div_(moe_down_grad_panels_(call), moe_down_grad_per_item_(call));
+}
+
+MOE_FN moe_span_ moe_down_grad_rights_(const moe_blockwise_ *call, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
+  const moe_span_ span = moe_span_of_(&call->group, item, moe_down_grad_panels_(call), moe_down_grad_per_item_(call));
+  for (int64_t p = 0; p < span.count; p++) right[p] = moe_down_grad_right_(call, span.expert, (span.first + p) * MOE_PANEL);
+  return span;
+}
+
 MOE_FN void moe_down_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
-  int64_t expert, panel;
-  moe_split_item_(&call->group, item, moe_down_grad_panels_(call), &expert, &panel);
-  if (call->group.first[expert] == call->group.first[expert + 1]) return;
-  const moe_right_ right = moe_down_grad_right_(call, expert, panel * MOE_PANEL);
-  *ahead = moe_right_first_(&call->group.kernels, call->group.product, &right);
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_down_grad_rights_(call, item, right);
+  if (moe_group_rows_(&call->group, span.expert) == 0) return;
+  *ahead = moe_right_first_(&call->group.kernels, call->group.product, right, span.count);
 }
 
 MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
@@ -98,18 +110,18 @@ MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_blockwise_ *call = stage->call;
   const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
   const moe_rows_ output_grad = {stage->output_grad, call->layer.H * call->size, call->plan.token};
-  float bias_sum[2 * MOE_PANEL] = {0};
-  int64_t expert, panel;
-  moe_split_item_(&call->group, item, moe_down_grad_panels_(call), &expert, &panel);
-  const int64_t i0 = panel * MOE_PANEL, end = call->group.first[expert + 1];
-  const moe_right_ right = moe_down_grad_right_(call, expert, i0);
-  for (int64_t first = call->group.first[expert]; first < end; first += MOE_ROWS_MAX) {
+  float bias_sum[MOE_PANELS_MAX][2 * MOE_PANEL] = {{0}};
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_down_grad_rights_(call, item, right);
+  const int64_t end = call->group.first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&call->group, span.expert));
+  for (int64_t first = call->group.first[span.expert]; first < end; first += step) {
     moe_left_ left;
-    moe_left_from_rows_(&left, &output_grad, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_lane_multiply_(&call->group, &lane, &left, &right, &turn->ahead);
-    moe_down_grad_rows_(stage, first, left.rows, i0, right.n, lane.c, bias_sum);
+    moe_left_from_rows_(&left, &output_grad, first, moe_min_(step, end - first), call->dtype, 0);
+    moe_lane_multiply_(&call->group, &lane, &left, right, span.count, &turn->ahead);
+    for (int64_t p = 0; p < span.count; p++)
+      moe_down_grad_rows_(stage, first, left.rows, (span.first + p) * MOE_PANEL, right[p].n, moe_lane_products_(&lane, p), bias_sum[p]);
   }
-  moe_down_grad_store_bias_(stage, expert, i0, right.n, bias_sum);
+  for (int64_t p = 0; p < span.count; p++) moe_down_grad_store_bias_(stage, span.expert, (span.first + p) * MOE_PANEL, right[p].n, bias_sum[p]);
 }
 
 #endif

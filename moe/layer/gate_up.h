@@ -8,10 +8,18 @@ typedef struct moe_gate_up_ {
   void *checkpoint; /* [N,2,I,B], or NULL */
 } moe_gate_up_;
 
-MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) { return call->layer.E * call->gate_up.panels; }
+MOE_FN int64_t moe_gate_up_per_item_(const moe_blockwise_ *call) {
+  return moe_panels_per_item_(call->group.lanes, call->layer.E, call->gate_up.panels, MOE_PANELS_MAX);
+}
+MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) {
+  return call->layer.E * moe_ceil_div_(call->gate_up.panels, moe_gate_up_per_item_(call));
+}
 
-MOE_FN moe_right_ moe_gate_up_right_(const moe_blockwise_ *call, int64_t expert, int64_t panel) {
-  return moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert, panel);
+MOE_FN moe_span_ moe_gate_up_rights_(const moe_blockwise_ *call, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
+  const moe_span_ span = moe_span_of_(&call->group, item, call->gate_up.panels, moe_gate_up_per_item_(call));
+  for (int64_t p = 0; p < span.count; p++)
+    right[p] = moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, span.expert, span.first + p);
+  return span;
 }
 
 MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
@@ -38,40 +46,44 @@ MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t 
 
 MOE_FN void moe_gate_up_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
-  int64_t expert, panel;
-  moe_split_item_(&call->group, item, call->gate_up.panels, &expert, &panel);
-  if (call->group.first[expert] == call->group.first[expert + 1]) return; /* an expert without rows is never read */
-  const moe_right_ right = moe_gate_up_right_(call, expert, panel);
-  *ahead = moe_right_first_(&call->group.kernels, call->group.product, &right);
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_gate_up_rights_(call, item, right);
+  if (moe_group_rows_(&call->group, span.expert) == 0) return; /* an expert without rows is never read */
+  *ahead = moe_right_first_(&call->group.kernels, call->group.product, right, span.count);
 }
 
-MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
-  const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
+/* From products to m, for all rows of one panel. */
+MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_t panel, int64_t n, int64_t first, int64_t rows, float *c) {
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
-  const int64_t width = call->gate_up.width; /* gate and up columns share a panel, so that m is formed where both are */
-  int64_t expert, panel;
-  moe_split_item_(&call->group, item, call->gate_up.panels, &expert, &panel);
-  const int64_t i0 = panel * width, n = moe_min_(width, l->I - i0), end = call->group.first[expert + 1];
-  if (call->group.first[expert] == end) return;
+  const int64_t width = call->gate_up.width, i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
   float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
   moe_glu_row_ row = {0};
   row.n = n;
   row.gate_bias = call->glu.skip_gate ? NULL : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
-  const moe_right_ right = moe_gate_up_right_(call, expert, panel);
-  const moe_rows_ hidden = {(const char *)l->hidden_states, l->H * call->size, call->plan.token};
-  for (int64_t first = call->group.first[expert]; first < end; first += MOE_ROWS_MAX) {
+  for (int64_t i = 0; i < rows; i++) {
+    row.gate = c + i * MOE_PANEL;
+    row.up = row.gate + MOE_PANEL - width;
+    moe_gate_up_row_(stage, first + i, i0, n, &row);
+  }
+  if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
+}
+
+MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
+  const moe_blockwise_ *call = stage->call;
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
+  const moe_rows_ hidden = {(const char *)call->layer.hidden_states, call->layer.H * call->size, call->plan.token};
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_gate_up_rights_(call, item, right);
+  const int64_t end = call->group.first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&call->group, span.expert));
+  for (int64_t first = call->group.first[span.expert]; first < end; first += step) {
     moe_left_ left;
-    moe_left_from_rows_(&left, &hidden, first, moe_min_(MOE_ROWS_MAX, end - first), call->dtype, 0);
-    moe_lane_multiply_(&call->group, &lane, &left, &right, &turn->ahead);
-    for (int64_t i = 0; i < left.rows; i++) {
-      row.gate = lane.c + i * MOE_PANEL;
-      row.up = row.gate + MOE_PANEL - width;
-      moe_gate_up_row_(stage, first + i, i0, n, &row);
-    }
-    if (stage->checkpoint) moe_gate_up_save_(stage, first, left.rows, i0, n, lane.c);
+    moe_left_from_rows_(&left, &hidden, first, moe_min_(step, end - first), call->dtype, 0);
+    moe_lane_multiply_(&call->group, &lane, &left, right, span.count, &turn->ahead);
+    for (int64_t p = 0; p < span.count; p++)
+      moe_gate_up_panel_(stage, span.expert, span.first + p, right[p].n, first, left.rows, moe_lane_products_(&lane, p));
   }
 }
 

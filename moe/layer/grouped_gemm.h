@@ -98,13 +98,22 @@ MOE_FN moe_right_ moe_grouped_right_(const moe_grouped_ *g, int64_t expert, int6
 MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->N : g->args->K; }
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
 
+MOE_FN int64_t moe_grouped_per_item_(const moe_grouped_ *g) {
+  return moe_panels_per_item_(g->group.lanes, g->group.E, moe_grouped_panels_(g), MOE_PANELS_MAX);
+}
+
+MOE_FN moe_span_ moe_grouped_rights_(const moe_grouped_ *g, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
+  const moe_span_ span = moe_span_of_(&g->group, item, moe_grouped_panels_(g), moe_grouped_per_item_(g));
+  for (int64_t p = 0; p < span.count; p++) right[p] = moe_grouped_right_(g, span.expert, span.first + p);
+  return span;
+}
+
 MOE_FN void moe_grouped_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
-  int64_t expert, panel;
-  moe_split_item_(&g->group, item, moe_grouped_panels_(g), &expert, &panel);
-  if (moe_group_rows_(&g->group, expert) == 0) return;
-  const moe_right_ right = moe_grouped_right_(g, expert, panel);
-  *ahead = moe_right_first_(&g->group.kernels, g->group.product, &right);
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_grouped_rights_(g, item, right);
+  if (moe_group_rows_(&g->group, span.expert) == 0) return;
+  *ahead = moe_right_first_(&g->group.kernels, g->group.product, right, span.count);
 }
 
 /* Columns [at, at+n) of the row for sorted position pos leave. */
@@ -117,24 +126,25 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t at, i
   g->group.kernels.store_row[g->dtype](dst, c, n);
 }
 
-/* Work item: 64 columns of one expert's rows, or (expert E) of the rows at no position. */
+/* Work item: a group of panels for one expert's rows. */
 MOE_FN void moe_grouped_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const moe_lane_ lane = moe_lane_at_(&g->group, turn->lane);
-  const int forward = g->op == MOE_GROUPED_FORWARD;
-  const moe_rows_ rows = forward ? moe_grouped_x_(g) : moe_grouped_dy_(g);
-  int64_t expert, panel;
-  moe_split_item_(&g->group, item, moe_grouped_panels_(g), &expert, &panel);
-  const int64_t end = g->first[expert + 1];
-  const moe_right_ right = moe_grouped_right_(g, expert, panel);
-  for (int64_t at = g->first[expert]; at < end; at += MOE_ROWS_MAX) {
+  const moe_rows_ rows = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
+  moe_right_ right[MOE_PANELS_MAX];
+  const moe_span_ span = moe_grouped_rights_(g, item, right);
+  const int64_t end = g->first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&g->group, span.expert));
+  for (int64_t at = g->first[span.expert]; at < end; at += step) {
     moe_left_ left;
-    moe_left_from_rows_(&left, &rows, at, moe_min_(MOE_ROWS_MAX, end - at), g->dtype, 0);
-    moe_lane_multiply_(&g->group, &lane, &left, &right, &turn->ahead);
-    for (int64_t i = 0; i < left.rows; i++) moe_grouped_store_(g, at + i, panel * MOE_PANEL, right.n, lane.c + i * MOE_PANEL);
+    moe_left_from_rows_(&left, &rows, at, moe_min_(step, end - at), g->dtype, 0);
+    moe_lane_multiply_(&g->group, &lane, &left, right, span.count, &turn->ahead);
+    for (int64_t p = 0; p < span.count; p++)
+      for (int64_t i = 0; i < left.rows; i++)
+        moe_grouped_store_(g, at + i, (span.first + p) * MOE_PANEL, right[p].n, moe_lane_products_(&lane, p) + i * MOE_PANEL);
   }
 }
 
+/* Work item: 64 columns of the rows at no position. */
 MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, moe_grouped_columns_(g) - at);
@@ -170,7 +180,7 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
     moe_run_(ctx, &work, 1);
     return;
   }
-  const moe_work_ work[] = {{g->args->E * moe_grouped_panels_(g), moe_grouped_item_, g, moe_grouped_ahead_},
+  const moe_work_ work[] = {{g->args->E * moe_ceil_div_(moe_grouped_panels_(g), moe_grouped_per_item_(g)), moe_grouped_item_, g, moe_grouped_ahead_},
                             {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
   moe_run_(ctx, work, 2);
 }

@@ -8,6 +8,7 @@ enum { MOE_CHUNK = 2048 }; /* tokens whose partial outputs a lane holds at a tim
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
+  int64_t chunk_rows;   /* tokens of a full chunk: MOE_CHUNK or, if less, T */
   int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int32_t *token;       /* [rows] */
   int32_t *slot;        /* [rows]: block * B + row in the block */
@@ -24,6 +25,7 @@ typedef struct moe_plan_ {
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
   const int64_t slots = moe_mul_(layer->N, layer->B);
   plan->chunks = moe_ceil_div_(layer->T, MOE_CHUNK);
+  plan->chunk_rows = moe_min_(MOE_CHUNK, layer->T);
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
   plan->token = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
   plan->slot = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));

@@ -69,7 +69,7 @@ typedef struct moe_router_product_ {
   int accumulate;
 } moe_router_product_;
 
-MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, float *converted) {
+MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, char *gathered) {
   const moe_router_weight_ *w = p->weight;
   const moe_kernels *kernels = w->kernels;
   const int64_t columns = moe_router_weight_columns_(w), size = moe_dtype_bytes_(p->dtype);
@@ -80,7 +80,7 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
     moe_right_ right = {0};
     right.panel = panel;
     right.k = moe_router_weight_depth_(w);
-    const moe_operands_ product = {kernels, MOE_PRODUCT_F32, left, &right, c, NULL, converted, NULL};
+    const moe_operands_ product = {kernels, MOE_PRODUCT_F32, left, &right, 1, c, NULL, gathered, NULL};
     moe_multiply_(&product);
     if (p->bias) kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
     for (int64_t i = 0; i < left->rows; i++) {

@@ -86,7 +86,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
       moe_right_ right = {0};
       right.panel = lane->grad_y + j * bytes;
       right.k = moe_even_(rows);
-      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
+      moe_lane_multiply_(group, lane, &left, &right, 1, j == panels - 1 ? &ahead : NULL);
       moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
     }
   }
