@@ -411,7 +411,7 @@ typedef enum moe_cte_spec {
      [gate_up_activations_T]  m = act(g)*(u+up_offset); with ON_I m *= a
      d = m*Wd + b_d           [down_activations]
      output[t] += a*d         (POST_SCALE; d otherwise, with ON_I the bias is a*b_d)
-   in binary32, in block order, rounded once on storing. Tokens in no block get 0. Source: nkilib moe_cte; DESIGN in README.
+   in binary32, in block order, rounded once on storing. Tokens in no block get 0. Source: nkilib moe_cte.
    With not_accumulating a token's output is that of the last block that names it.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
    OUT_OF_MEMORY, UNSUPPORTED (an MX spec), DEVICE_LIMIT. */

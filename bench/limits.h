@@ -1,18 +1,23 @@
-/* The machine's own limits, measured in the same run as everything else: arithmetic peaks per instruction set and the read
-   bandwidth of memory, per thread count. The arithmetic probes keep their accumulators in registers by inline assembly. */
+/* The machine's own limits, measured in the same run as everything else and per thread count: arithmetic peaks of the
+   instruction set in use and the read bandwidth of memory. */
 #ifndef MOE_BENCH_LIMITS_H
 #define MOE_BENCH_LIMITS_H
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
 typedef struct bench_limits {
-  double fma;  /* GFLOP/s of binary32 fused multiply-adds with the instruction set in use, all threads */
+  double fma;  /* GFLOP/s of binary32 fused multiply-adds (scalar: multiplies and adds) */
   double dot;  /* GFLOP/s of bf16 dot products, 0 where there are none */
   double read; /* GB/s */
 } bench_limits;
+
+/* The threads, and memory several times larger than the caches: what the read probe reads, and what empties the caches
+   before a run. */
+typedef struct bench_machine {
+  pool threads;
+  char *memory;
+  int64_t bytes;
+} bench_machine;
+
+enum { BENCH_LINE = 64, BENCH_AHEAD_MAX = 1 << 14 };
 
 static double bench_now(void) {
   struct timespec t;
@@ -20,96 +25,177 @@ static double bench_now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#if defined(__x86_64__)
-#define BENCH_12(X) X("0") X("1") X("2") X("3") X("4") X("5") X("6") X("7") X("8") X("9") X("10") X("11")
-#define BENCH_24(X) BENCH_12(X) X("12") X("13") X("14") X("15") X("16") X("17") X("18") X("19") X("20") X("21") X("22") X("23")
-#define BENCH_XMM(i) "mulps %%xmm15, %%xmm" i "\n\taddps %%xmm15, %%xmm" i "\n\t"
-#define BENCH_YMM(i) "vfmadd231ps %%ymm14, %%ymm15, %%ymm" i "\n\t"
-#define BENCH_ZMM(i) "vfmadd231ps %%zmm30, %%zmm31, %%zmm" i "\n\t"
-#define BENCH_DOT(i) "vdpbf16ps %%zmm30, %%zmm31, %%zmm" i "\n\t"
-#define BENCH_CLEAR "vzeroall\n\t"
-#define BENCH_CLEAR_HIGH "vpxord %%zmm30, %%zmm30, %%zmm30\n\tvpxord %%zmm31, %%zmm31, %%zmm31\n\t"
-#define BENCH_CLOBBER                                                                                                       \
-  "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", \
-      "xmm14", "xmm15"
-#define BENCH_LOOP(clear, body, end) __asm__ volatile(clear "1:\n\t" body "dec %0\n\tjnz 1b\n\t" end : "+r"(n) : : BENCH_CLOBBER)
-
-static void bench_spin_xmm(int64_t n) { BENCH_LOOP("xorps %%xmm15, %%xmm15\n\t", BENCH_12(BENCH_XMM), ""); }
-static void bench_spin_ymm(int64_t n) { BENCH_LOOP(BENCH_CLEAR, BENCH_12(BENCH_YMM), "vzeroupper"); }
-static void bench_spin_zmm(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_ZMM), "vzeroupper"); }
-static void bench_spin_dot(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_DOT), "vzeroupper"); }
+/* Zeroed memory in large pages where the system has them: probe and tensors alike. NULL when there is not enough. */
+static void *bench_pages(int64_t bytes) {
+  const size_t page = (size_t)1 << 21, align = (size_t)bytes < page ? BENCH_LINE : page;
+  const size_t size = ((size_t)bytes + align) / align * align;
+  void *p = aligned_alloc(align, size);
+  if (!p) return NULL;
+#ifdef MADV_HUGEPAGE
+  if (align == page) (void)madvise(p, size, MADV_HUGEPAGE);
 #endif
-
-/* ------------------------------------------------------------------------------------------------------------ probes */
-
-typedef struct bench_probe {
-  void (*spin)(int64_t turns);
-  int64_t turns;
-  const char *memory;
-  int64_t bytes; /* per task */
-  volatile uint64_t sink[64];
-} bench_probe;
-
-static void bench_spin_task(void *arg, int64_t index) {
-  const bench_probe *probe = (const bench_probe *)arg;
-  (void)index;
-  probe->spin(probe->turns);
+  return memset(p, 0, size);
 }
 
-static void bench_read_task(void *arg, int64_t index) {
-  bench_probe *probe = (bench_probe *)arg;
-  const char *p = probe->memory + index * probe->bytes;
-  uint64_t sum[8] = {0};
-  for (int64_t i = 0; i + 64 <= probe->bytes; i += 64) {
-    uint64_t word[8];
-    memcpy(word, p + i, 64);
-    for (int j = 0; j < 8; j++) sum[j] += word[j];
-  }
-  for (int j = 1; j < 8; j++) sum[0] += sum[j];
-  probe->sink[index % 64] = sum[0];
-}
-
-/* Units per second over all threads, the best of a few runs: a limit is what the machine can do, not what it did on average. */
-static double bench_rate(pool *threads, bench_probe *probe, moe_task task, double units) {
+/* Units per second over all tasks, the best of a few runs: a limit is what the machine can do, not what it did on
+   average. */
+static double bench_rate(bench_machine *m, int tasks, moe_task task, void *arg, double units, int runs) {
   double best = 0;
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < runs; i++) {
     const double start = bench_now();
-    pool_run(threads, threads->threads, task, probe);
-    const double rate = units * (double)threads->threads / (bench_now() - start);
+    pool_run(&m->threads, tasks, task, arg);
+    const double rate = units * (double)tasks / (bench_now() - start);
     if (rate > best) best = rate;
   }
   return best;
 }
 
-static double bench_peak(pool *threads, void (*spin)(int64_t), double flops) {
-  bench_probe probe = {0};
-  probe.spin = spin;
-  probe.turns = 2000000;
-  return bench_rate(threads, &probe, bench_spin_task, flops * (double)probe.turns) * 1e-9;
+/* ---------------------------------------------------------------------------------------------------------- arithmetic
+   Inline assembly keeps the accumulators in registers. */
+
+#if defined(__x86_64__)
+#define BENCH_12(X) X("0") X("1") X("2") X("3") X("4") X("5") X("6") X("7") X("8") X("9") X("10") X("11")
+#define BENCH_24(X) \
+  BENCH_12(X) X("12") X("13") X("14") X("15") X("16") X("17") X("18") X("19") X("20") X("21") X("22") X("23")
+#define BENCH_XMM(i)     "mulps %%xmm15, %%xmm" i "\n\taddps %%xmm15, %%xmm" i "\n\t"
+#define BENCH_YMM(i)     "vfmadd231ps %%ymm14, %%ymm15, %%ymm" i "\n\t"
+#define BENCH_ZMM(i)     "vfmadd231ps %%zmm30, %%zmm31, %%zmm" i "\n\t"
+#define BENCH_DOT(i)     "vdpbf16ps %%zmm30, %%zmm31, %%zmm" i "\n\t"
+#define BENCH_CLEAR      "vzeroall\n\t"
+#define BENCH_CLEAR_HIGH "vpxord %%zmm30, %%zmm30, %%zmm30\n\tvpxord %%zmm31, %%zmm31, %%zmm31\n\t"
+#define BENCH_CLOBBER                                                                                              \
+  "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", \
+      "xmm13", "xmm14", "xmm15"
+#define BENCH_LOOP(clear, body, end) \
+  __asm__ volatile(clear "1:\n\t" body "dec %0\n\tjnz 1b\n\t" end : "+r"(n) : : BENCH_CLOBBER)
+
+static void bench_spin_xmm(int64_t n) { BENCH_LOOP("xorps %%xmm15, %%xmm15\n\t", BENCH_12(BENCH_XMM), ""); }
+static void bench_spin_ymm(int64_t n) { BENCH_LOOP(BENCH_CLEAR, BENCH_12(BENCH_YMM), "vzeroupper"); }
+static void bench_spin_zmm(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_ZMM), "vzeroupper"); }
+static void bench_spin_dot(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_DOT), "vzeroupper"); }
+
+typedef struct bench_spin {
+  void (*spin)(int64_t turns);
+  int64_t turns;
+} bench_spin;
+
+static void bench_spin_task(void *arg, int64_t index) {
+  const bench_spin *spin = (const bench_spin *)arg;
+  (void)index;
+  spin->spin(spin->turns);
 }
 
-static double bench_read(pool *threads) {
-  bench_probe probe = {0};
-  probe.bytes = (int64_t)256 << 20;
-  char *memory = (char *)malloc((size_t)(probe.bytes * threads->threads));
-  if (!memory) return 0;
-  memset(memory, 1, (size_t)(probe.bytes * threads->threads));
-  probe.memory = memory;
-  const double rate = bench_rate(threads, &probe, bench_read_task, (double)probe.bytes) * 1e-9;
-  free(memory);
-  return rate;
+/* `flops` a turn. */
+static double bench_peak(bench_machine *m, int tasks, void (*spin)(int64_t), double flops) {
+  bench_spin arg = {spin, 2000000};
+  return bench_rate(m, tasks, bench_spin_task, &arg, flops * (double)arg.turns, 8) * 1e-9;
+}
+#endif
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+/* Ways to read: in how many places at once, and how many bytes ahead the prefetch runs (0: the hardware's alone). */
+typedef struct bench_reader {
+  int streams;
+  int64_t ahead;
+} bench_reader;
+
+static const bench_reader bench_readers[] = {{1, 0},    {1, 4096}, {2, 0}, {2, 1024}, {2, 8192}, {4, 256},
+                                             {4, 1024}, {4, 4096}, {8, 0}, {8, 256},  {8, 1024}, {8, 4096}};
+
+typedef struct bench_read {
+  const char *memory;
+  int64_t bytes; /* of a task */
+  bench_reader reader;
+  volatile uint64_t sink[POOL_MAX];
+} bench_read;
+
+/* One word of every line: memory sends whole lines whichever word is asked for. */
+static void bench_read_task(void *arg, int64_t index) {
+  bench_read *read = (bench_read *)arg;
+  const bench_reader r = read->reader;
+  const int64_t stride = read->bytes / r.streams / BENCH_LINE * BENCH_LINE;
+  const char *begin = read->memory + index * read->bytes;
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < stride; i += BENCH_LINE)
+    for (int s = 0; s < r.streams; s++) {
+      const char *line = begin + s * stride + i;
+      uint64_t word;
+      __builtin_prefetch(line + r.ahead, 0, 3);
+      memcpy(&word, line, sizeof word);
+      sum += word;
+    }
+  read->sink[index] = sum;
 }
 
-static bench_limits bench_measure_limits(pool *threads) {
+static double bench_read_rate(bench_machine *m, int tasks, bench_reader reader, int runs) {
+  bench_read read = {.memory = m->memory, .bytes = m->bytes / tasks / BENCH_LINE * BENCH_LINE, .reader = reader};
+  return bench_rate(m, tasks, bench_read_task, &read, (double)read.bytes, runs) * 1e-9;
+}
+
+static double bench_read_peak(bench_machine *m, int tasks) {
+  double best = 0;
+  bench_reader reader = bench_readers[0];
+  for (size_t i = 0; i < sizeof bench_readers / sizeof *bench_readers; i++) {
+    const double rate = bench_read_rate(m, tasks, bench_readers[i], 1);
+    if (rate > best) best = rate, reader = bench_readers[i];
+  }
+  const double again = bench_read_rate(m, tasks, reader, 4);
+  return again > best ? again : best;
+}
+
+/* Afterwards the caches hold nothing of a layer. */
+static void bench_empty_caches(bench_machine *m) { bench_read_rate(m, m->threads.threads, bench_readers[0], 1); }
+
+/* ---------------------------------------------------------------------------------------------------------- machine */
+
+/* Four times the last-level cache where the system tells, 512 MiB at least, 4 GiB at most. */
+static int64_t bench_memory_bytes(void) {
+  const int64_t least = (int64_t)1 << 29, most = (int64_t)1 << 32;
+  int64_t bytes = least;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  bytes = 4 * (int64_t)sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  return bytes < least ? least : bytes > most ? most : bytes;
+}
+
+static void bench_machine_start(bench_machine *m, int threads) {
+  pool_start(&m->threads, threads);
+  m->bytes = bench_memory_bytes();
+  m->memory = (char *)bench_pages(m->bytes + BENCH_AHEAD_MAX);
+  if (!m->memory) {
+    fprintf(stderr, "moe_bench: not enough memory to measure its bandwidth (%lld bytes)\n", (long long)m->bytes);
+    exit(1);
+  }
+}
+
+static void *bench_allocate(void *user, size_t bytes) { return (void)user, malloc(bytes); }
+static void bench_release(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
+
+static moe_context bench_context(bench_machine *m) {
+  const moe_context ctx = {.parallel_for = pool_run,
+                           .parallel_for_user = &m->threads,
+                           .num_threads = m->threads.threads,
+                           .allocate = bench_allocate,
+                           .release = bench_release};
+  return ctx;
+}
+
+static void bench_machine_stop(bench_machine *m) {
+  pool_stop(&m->threads);
+  free(m->memory);
+}
+
+static bench_limits bench_measure_limits(bench_machine *m, int tasks) {
   bench_limits limits = {0};
 #if defined(__x86_64__)
   const moe_isa isa = moe_isa_active();
-  if (isa == MOE_ISA_SCALAR) limits.fma = bench_peak(threads, bench_spin_xmm, 12 * 8);
-  if (isa == MOE_ISA_AVX2) limits.fma = bench_peak(threads, bench_spin_ymm, 12 * 16);
-  if (isa >= MOE_ISA_AVX512) limits.fma = bench_peak(threads, bench_spin_zmm, 24 * 32);
-  if (isa >= MOE_ISA_AVX512BF16) limits.dot = bench_peak(threads, bench_spin_dot, 24 * 64);
+  if (isa == MOE_ISA_SCALAR) limits.fma = bench_peak(m, tasks, bench_spin_xmm, 12 * 8);
+  if (isa == MOE_ISA_AVX2) limits.fma = bench_peak(m, tasks, bench_spin_ymm, 12 * 16);
+  if (isa >= MOE_ISA_AVX512) limits.fma = bench_peak(m, tasks, bench_spin_zmm, 24 * 32);
+  if (isa >= MOE_ISA_AVX512BF16) limits.dot = bench_peak(m, tasks, bench_spin_dot, 24 * 64);
 #endif
-  limits.read = bench_read(threads);
+  limits.read = bench_read_peak(m, tasks);
   return limits;
 }
 
