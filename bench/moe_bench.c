@@ -47,13 +47,19 @@ static void bench_start(bench_setting *set, const bench_options *o) {
   set->ctx = bench_context(&set->machine);
 }
 
-/* Of one thread, for comparison, and of all of them, which is what counts. */
+/* Of one thread, for comparison, and of all of them, which is what counts. The two also tell when others are using the
+   processors: then every figure means little. */
 static void bench_limits_of(bench_setting *set) {
   const int threads = set->machine.threads.threads;
   FILE *out = set->json ? stderr : stdout;
-  if (threads > 1) bench_print_limits(out, 1, bench_measure_limits(&set->machine, 1));
-  set->limits = bench_measure_limits(&set->machine, threads);
+  const bench_limits one = bench_measure_limits(&set->machine, 1);
+  bench_print_limits(out, 1, one);
+  set->limits = threads > 1 ? bench_measure_limits(&set->machine, threads) : one;
+  if (threads == 1) return;
   bench_print_limits(out, threads, set->limits);
+  if (set->limits.fma < 0.7 * threads * one.fma)
+    fprintf(stderr, "moe_bench: %d threads are only %.1f times as fast as one: a busy machine, or shared cores\n",
+            threads, set->limits.fma / one.fma);
 }
 
 int main(int argc, char **argv) {

@@ -1,0 +1,162 @@
+/* What can be timed: one row per operation, with its flops and the least bytes it must move. */
+#ifndef MOE_BENCH_OPS_H
+#define MOE_BENCH_OPS_H
+
+typedef struct bench_op {
+  const char *name;
+  moe_status (*run)(moe_context *ctx, const bench_layer *layer);
+  double (*flops)(const bench_layer *layer);
+  double (*bytes)(const bench_layer *layer); /* each operand read, each result written, once */
+  unsigned parts;                            /* of the layer */
+  int dot; /* 1: in bf16 a sum of products, which the dot product and fused multiply-adds give to the same bits */
+} bench_op;
+
+/* -------------------------------------------------------------------------------------------------------- the layer */
+
+static moe_status bench_run_fwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_blockwise_mm_fwd_args args = bench_fwd_arguments(layer, NULL);
+  return layer->dtype->fwd(ctx, &args);
+}
+
+static moe_status bench_run_bwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_blockwise_mm_bwd_args args = bench_bwd_arguments(layer);
+  return layer->dtype->bwd(ctx, &args);
+}
+
+static double bench_row_bytes(const bench_layer *layer) {
+  return (double)layer->shape.T * (double)layer->shape.H * (double)layer->size;
+}
+
+static double bench_expert_bytes(const bench_layer *layer) {
+  return 3.0 * (double)layer->shape.H * (double)layer->shape.I * (double)layer->size;
+}
+
+static double bench_fwd_flops(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return 6.0 * (double)s.T * (double)s.K * (double)s.H * (double)s.I;
+}
+
+static double bench_fwd_bytes(const bench_layer *layer) {
+  return (double)bench_experts_in_use(layer) * bench_expert_bytes(layer) + 2 * bench_row_bytes(layer);
+}
+
+static double bench_bwd_flops(const bench_layer *layer) { return 2 * bench_fwd_flops(layer); }
+
+/* Every expert has a gradient, if only zeros; x, dY, dX; g and u from the checkpoint. */
+static double bench_bwd_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return (double)(bench_experts_in_use(layer) + s.E) * bench_expert_bytes(layer) + 3 * bench_row_bytes(layer) +
+         2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
+}
+
+/* ----------------------------------------------------------------------------------------- single products, packing */
+
+static moe_status bench_run_gemm(moe_context *ctx, const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const moe_grouped_gemm_args args = {.num_tokens = s.T,
+                                      .topk = s.K,
+                                      .E = s.E,
+                                      .N = 2 * s.I,
+                                      .K = s.H,
+                                      .m_sizes = layer->rows,
+                                      .gather_indices = layer->sorted,
+                                      .permute_x = 1,
+                                      .X = layer->x,
+                                      .packed_W = layer->packed_w.memory,
+                                      .packed_W_bytes = layer->packed_w.bytes,
+                                      .Y = layer->products};
+  return layer->dtype->gemm(ctx, &args);
+}
+
+static double bench_gemm_flops(const bench_layer *layer) { return bench_fwd_flops(layer) * 2 / 3; }
+
+static double bench_gemm_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return (double)bench_experts_in_use(layer) * bench_expert_bytes(layer) * 2 / 3 + bench_row_bytes(layer) +
+         2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
+}
+
+static moe_status bench_run_pack(moe_context *ctx, const bench_layer *layer) {
+  const moe_pack_weights_args gate_up = bench_pack_arguments(layer, MOE_PACK_GATE_UP, layer->wgu, layer->packed_wgu);
+  const moe_pack_weights_args down = bench_pack_arguments(layer, MOE_PACK_DOWN, layer->wd, layer->packed_wd);
+  const moe_status status = layer->dtype->pack(ctx, &gate_up);
+  return status == MOE_OK ? layer->dtype->pack(ctx, &down) : status;
+}
+
+static double bench_pack_bytes(const bench_layer *layer) {
+  return (double)layer->shape.E * bench_expert_bytes(layer) + (double)layer->packed_wgu.bytes +
+         (double)layer->packed_wd.bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------------ the routing */
+
+/* The router chooses by itself; the blocks are made of the layer's own routing, which has the skew asked for. */
+static moe_status bench_run_route(moe_context *ctx, const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const moe_router_topk_args args = {.T = s.T,
+                                     .H = s.H,
+                                     .E = s.E,
+                                     .K = s.K,
+                                     .hidden_states = layer->x,
+                                     .router_weight = layer->router,
+                                     .router_logits = layer->logits,
+                                     .expert_index = layer->chosen,
+                                     .expert_weights = layer->chosen_weights};
+  const moe_status status = layer->dtype->router(ctx, &args);
+  return status == MOE_OK ? bench_route_blocks(ctx, layer) : status;
+}
+
+static double bench_route_flops(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return 2.0 * (double)s.T * (double)s.H * (double)s.E;
+}
+
+/* x, the router's weights, logits and affinities [T,E]; ids and weights [T,K] written and read. */
+static double bench_route_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return bench_row_bytes(layer) + (double)s.H * (double)s.E * (double)layer->size + 8.0 * (double)s.T * (double)s.E +
+         16.0 * (double)s.T * (double)s.K;
+}
+
+/* -------------------------------------------------------------------------------------------------- the conversions */
+
+static moe_status bench_run_quantize(moe_context *ctx, const bench_layer *layer) {
+  return bench_from_f32(ctx, layer->dtype->dtype, layer->y, layer->plain, layer->shape.T * layer->shape.H);
+}
+
+static moe_status bench_run_dequantize(moe_context *ctx, const bench_layer *layer) {
+  return bench_to_f32(ctx, layer->dtype->dtype, layer->plain, layer->x, layer->shape.T * layer->shape.H);
+}
+
+static double bench_no_flops(const bench_layer *layer) { return (void)layer, 0; }
+
+static double bench_convert_bytes(const bench_layer *layer) {
+  return bench_row_bytes(layer) * (1 + 4 / (double)layer->size);
+}
+
+/* -------------------------------------------------------------------------------------------------------- the table */
+
+enum { BENCH_TRAINING = BENCH_EXPERTS | BENCH_GRADIENTS, BENCH_FROZEN = BENCH_EXPERTS | BENCH_PACKED };
+
+/* decode is a forward of few tokens: its own name keeps the two apart in a list of results. */
+static const bench_op bench_ops[] = {
+    {"fwd", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
+    {"bwd", bench_run_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING, 1},
+    {"decode", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
+    {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
+    {"decode-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
+    {"gemm", bench_run_gemm, bench_gemm_flops, bench_gemm_bytes, BENCH_GEMM, 1},
+    {"pack", bench_run_pack, bench_no_flops, bench_pack_bytes, BENCH_FROZEN, 0},
+    {"route", bench_run_route, bench_route_flops, bench_route_bytes, BENCH_ROUTER, 0},
+    {"quantize", bench_run_quantize, bench_no_flops, bench_convert_bytes, BENCH_ARRAYS, 0},
+    {"dequantize", bench_run_dequantize, bench_no_flops, bench_convert_bytes, BENCH_ARRAYS, 0},
+};
+
+/* NULL when there is no such operation. */
+static const bench_op *bench_op_named(const char *name) {
+  for (size_t i = 0; i < sizeof bench_ops / sizeof *bench_ops; i++)
+    if (strcmp(bench_ops[i].name, name) == 0) return &bench_ops[i];
+  return NULL;
+}
+
+#endif

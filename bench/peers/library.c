@@ -1,0 +1,72 @@
+/* The library for compare.py, as a shared object: layers are made, and their arguments filled in, as moe_bench does. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#define MOE_IMPLEMENTATION
+#include "../../moe.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../examples/pool.h"
+#include "../dtypes.h"
+#include "../limits.h"
+#include "../layer.h"
+#include "../make.h"
+#include "../ops.h"
+
+static bench_machine peer_machine;
+static moe_context peer_context;
+
+void peer_start(int threads) {
+  bench_machine_start(&peer_machine, threads);
+  peer_context = bench_context(&peer_machine);
+}
+
+void peer_stop(void) { bench_machine_stop(&peer_machine); }
+
+void peer_empty_caches(void) { bench_empty_caches(&peer_machine); }
+
+/* NULL when there is no memory for it. */
+bench_layer *peer_make(const int64_t *shape, const char *dtype, int backward) {
+  const bench_shape s = {shape[0], shape[1], shape[2], shape[3], shape[4]};
+  bench_layer *layer = (bench_layer *)malloc(sizeof *layer);
+  if (layer)
+    *layer = bench_make(&peer_context, s, bench_dtype_named(dtype), 0, 0, backward ? BENCH_TRAINING : BENCH_EXPERTS);
+  return layer;
+}
+
+void peer_free(bench_layer *layer) {
+  bench_free(layer);
+  free(layer);
+}
+
+/* Ends the program when the library refuses. */
+void peer_run(const bench_layer *layer, const char *op) {
+  bench_expect(&peer_context, bench_op_named(op)->run(&peer_context, layer));
+}
+
+/* NULL when there is no tensor of that name. */
+void *peer_tensor(const bench_layer *layer, const char *name) {
+  const struct {
+    const char *name;
+    void *memory;
+  } tensors[] = {{"x", layer->x},
+                 {"y", layer->y},
+                 {"wgu", layer->wgu},
+                 {"wd", layer->wd},
+                 {"dy", layer->dy},
+                 {"dx", layer->dx},
+                 {"dwgu", layer->dwgu},
+                 {"dwd", layer->dwd},
+                 {"index", layer->index},
+                 {"weights", layer->weights},
+                 {"daffinities", layer->daffinities}};
+  for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+    if (strcmp(tensors[i].name, name) == 0) return tensors[i].memory;
+  return NULL;
+}

@@ -1,0 +1,124 @@
+/* Times one case and says how far from the machine's limit it is. */
+#ifndef MOE_BENCH_RUN_H
+#define MOE_BENCH_RUN_H
+
+/* What all cases of one run share. */
+typedef struct bench_setting {
+  bench_machine machine;
+  bench_limits limits; /* of all threads */
+  moe_context ctx;
+  const bench_dtype *dtype;
+  const char *weights;
+  int64_t B;
+  double skew;
+  int repeats; /* 0: BENCH_RUNS and as many more as fit into BENCH_SECONDS */
+  int warm, json;
+} bench_setting;
+
+typedef struct bench_result {
+  const bench_op *op;
+  bench_shape shape;
+  double seconds, low, high; /* median, least, most */
+  double flops, bytes;
+  double limit;     /* seconds */
+  double workspace; /* share of the tensors' bytes */
+} bench_result;
+
+enum { BENCH_RUNS = 5, BENCH_RUNS_MAX = 63 };
+#define BENCH_SECONDS 0.5
+
+static int bench_compare(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The roofline: at best the arithmetic or the memory is busy all the time. */
+static double bench_peak_flops(const bench_setting *set, const bench_op *op) {
+  const bench_limits l = set->limits;
+  return op->dot && set->dtype->dtype == MOE_DTYPE_BF16 && l.dot > l.fma ? l.dot : l.fma;
+}
+
+static double bench_limit_seconds(const bench_setting *set, const bench_op *op, double flops, double bytes) {
+  const double peak = bench_peak_flops(set, op), read = set->limits.read;
+  const double by_flops = peak > 0 ? flops / peak * 1e-9 : 0, by_bytes = read > 0 ? bytes / read * 1e-9 : 0;
+  return by_flops > by_bytes ? by_flops : by_bytes;
+}
+
+/* The roofline assumes that operands come from memory. Left warm, a layer smaller than the last-level cache would be
+   read from there (which may be hundreds of megabytes, shared with strangers), as it never is between the other layers
+   of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted. */
+static void bench_time(bench_setting *set, const bench_layer *layer, bench_result *result) {
+  double seconds[BENCH_RUNS_MAX], total = 0;
+  int runs = 0;
+  for (int i = -1; i < BENCH_RUNS_MAX; i++) {
+    if (!set->warm) bench_empty_caches(&set->machine);
+    const double start = bench_now();
+    bench_expect(&set->ctx, result->op->run(&set->ctx, layer));
+    const double taken = bench_now() - start;
+    if (i < 0) continue;
+    seconds[runs++] = taken, total += taken;
+    if (set->repeats > 0 ? runs >= set->repeats : runs >= BENCH_RUNS && total >= BENCH_SECONDS) break;
+  }
+  qsort(seconds, (size_t)runs, sizeof *seconds, bench_compare);
+  result->seconds = seconds[runs / 2], result->low = seconds[0], result->high = seconds[runs - 1];
+}
+
+static bench_result bench_case(bench_setting *set, const bench_op *op, bench_shape shape) {
+  bench_layer layer = bench_make(&set->ctx, shape, set->dtype, set->B, set->skew, op->parts);
+  bench_result result = {.op = op, .shape = shape, .flops = op->flops(&layer), .bytes = op->bytes(&layer)};
+  result.limit = bench_limit_seconds(set, op, result.flops, result.bytes);
+  result.workspace = (double)layer.workspace_bytes / (double)layer.bytes;
+  bench_time(set, &layer, &result);
+  bench_free(&layer);
+  return result;
+}
+
+static double bench_percent(const bench_result *r) { return 100 * r->limit / r->seconds; }
+
+static void bench_print_json(const bench_setting *set, const bench_result *r) {
+  const bench_shape s = r->shape;
+  printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"weights\": \"%s\", \"isa\": \"%s\", ", r->op->name, set->dtype->name,
+         set->weights, moe_isa_name(moe_isa_active()));
+  printf("\"T\": %lld, \"H\": %lld, \"I\": %lld, \"E\": %lld, \"K\": %lld, \"threads\": %d, ", (long long)s.T,
+         (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, set->machine.threads.threads);
+  printf(
+      "\"seconds\": %.6g, \"gflops\": %.4g, \"gbytes\": %.4g, \"limit_seconds\": %.6g, \"percent_of_limit\": %.4g}\n",
+      r->seconds, r->flops / r->seconds * 1e-9, r->bytes / r->seconds * 1e-9, r->limit, bench_percent(r));
+}
+
+static void bench_print_line(const bench_setting *set, const bench_result *r) {
+  const bench_shape s = r->shape;
+  printf("%-6s %-4s T=%lld H=%lld I=%lld E=%lld K=%lld: %.3f ms (%.3f .. %.3f), ", r->op->name, set->dtype->name,
+         (long long)s.T, (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, r->seconds * 1e3, r->low * 1e3,
+         r->high * 1e3);
+  if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
+  printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
+  if (r->workspace > 0) printf(", workspace %.1f %% of the tensors", 100 * r->workspace);
+  printf("\n");
+}
+
+static void bench_print(const bench_setting *set, const bench_result *r) {
+  if (set->json)
+    bench_print_json(set, r);
+  else
+    bench_print_line(set, r);
+  fflush(stdout);
+}
+
+/* Says on stderr what is running: on a terminal in one line, which bench_progress_end clears. */
+static void bench_progress(int at, int of, const char *what, const char *of_what) {
+  fprintf(stderr, isatty(STDERR_FILENO) ? "[%d/%d] %s, %s\033[K\r" : "[%d/%d] %s, %s\n", at, of, what, of_what);
+}
+
+static void bench_progress_end(void) {
+  if (isatty(STDERR_FILENO)) fputs("\033[K", stderr);
+}
+
+static void bench_print_limits(FILE *out, int threads, bench_limits limits) {
+  fprintf(out, "limits of %s, %d thread%s: fma %.1f GFLOP/s, ", moe_isa_name(moe_isa_active()), threads,
+          threads > 1 ? "s" : "", limits.fma);
+  if (limits.dot > 0) fprintf(out, "bf16 dot %.1f GFLOP/s, ", limits.dot);
+  fprintf(out, "read %.1f GB/s\n", limits.read);
+}
+
+#endif
