@@ -183,7 +183,7 @@ def main():
         smallest = sorted(models, key=lambda model: model[1] * model[2])[:2]
         models = [(name, H, I, E // 4, K) for name, H, I, E, K in smallest]
         cases = [(name, op, max(T // 4, 1)) for name, op, T in cases if T != 1]
-    print(f"moe.h and PyTorch {torch.__version__}, bf16, {arguments.threads} threads"
+    print(f"moe.h and PyTorch {torch.__version__}, bf16, threads: {arguments.threads}"
           + ("" if arguments.grouped else "; this PyTorch has no grouped_mm on the CPU"))
     if os.getloadavg()[0] > BUSY:
         print("the machine is busy: with more than one thread, PyTorch's barriers then wait for the processor, and its "
