@@ -16,11 +16,28 @@ MOE_FN void MOE_KF(store_row)(void *dst, const float *src, int64_t n) {
   if (i < n) MOE_VF(storen)(d + i * size, MOE_V(loadn)(src + i, n - i), n - i);
 }
 
-/* Columns [col, col+width) of an f32 panel from k rows. */
+/* Whole rows of `vectors` vectors each, the loop over them unrolled. */
+MOE_INLINE void MOE_KF(pack_whole)(float *p, const moe_rows_ *rows, int64_t k, int vectors) {
+  for (int64_t r = 0; r < k; r++, p += MOE_PANEL) {
+    const char *src = moe_row_(rows, r);
+    MOE_UNROLL
+    for (int j = 0; j < vectors; j++)
+      MOE_V(store)(p + j * MOE_W, MOE_VF(load)(src + j * MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE)));
+  }
+}
+
+/* Columns [col, col+width) of an f32 panel from k rows; whole parts, of 32 or 64 columns, the quick way. */
 MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), full = n / MOE_W * MOE_W;
   float *p = (float *)panel + col;
-  for (int64_t r = 0; r < k + (k & 1); r++, p += MOE_PANEL) {
+  int64_t r = 0;
+  if (n == width && MOE_W > 1) {
+    if (width == MOE_PANEL) MOE_KF(pack_whole)(p, rows, k, MOE_PANEL / MOE_W);
+    else MOE_KF(pack_whole)(p, rows, k, MOE_PANEL / 2 / MOE_W);
+    r = k;
+    p += k * MOE_PANEL;
+  }
+  for (; r < k + (k & 1); r++, p += MOE_PANEL) {
     int64_t i = 0;
     if (r < k) {
       const char *src = moe_row_(rows, r);
