@@ -31,7 +31,6 @@ MOE_INLINE __m256i moe_subi_avx2(__m256i a, __m256i b) { return _mm256_sub_epi32
 MOE_INLINE __m256i moe_andi_avx2(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
 MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
-MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
 MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
 
 MOE_INLINE __m256 moe_canon_avx2(__m256 x) {
@@ -50,7 +49,6 @@ MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) { return _mm256_maskl
 MOE_INLINE void moe_store_avx2(void *p, __m256 x) { _mm256_storeu_ps((float *)p, x); }
 MOE_INLINE void moe_storen_avx2(void *p, __m256 x, int64_t n) { _mm256_maskstore_ps((float *)p, moe_lanes_avx2(n), x); }
 MOE_INLINE __m256i moe_loadi_avx2(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-MOE_INLINE __m256i moe_loadin_avx2(const void *p, int64_t n) { return _mm256_maskload_epi32((const int *)p, moe_lanes_avx2(n)); }
 MOE_INLINE void moe_storei_avx2(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 
 /* AVX2 has no masked 16-bit moves: partial ones go through a buffer. */

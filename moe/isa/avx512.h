@@ -31,7 +31,6 @@ MOE_INLINE __m512i moe_subi_avx512(__m512i a, __m512i b) { return _mm512_sub_epi
 MOE_INLINE __m512i moe_andi_avx512(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
 MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 MOE_INLINE __m512i moe_slli_avx512(__m512i a, unsigned n) { return _mm512_slli_epi32(a, n); }
-MOE_INLINE __m512i moe_srli_avx512(__m512i a, unsigned n) { return _mm512_srli_epi32(a, n); }
 MOE_INLINE __m512i moe_srai_avx512(__m512i a, unsigned n) { return _mm512_srai_epi32(a, n); }
 
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
@@ -47,7 +46,6 @@ MOE_INLINE __m512 moe_loadn_avx512(const void *p, int64_t n) { return _mm512_mas
 MOE_INLINE void moe_store_avx512(void *p, __m512 x) { _mm512_storeu_ps(p, x); }
 MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_storeu_ps(p, moe_lanes_avx512(n), x); }
 MOE_INLINE __m512i moe_loadi_avx512(const void *p) { return _mm512_loadu_si512(p); }
-MOE_INLINE __m512i moe_loadin_avx512(const void *p, int64_t n) { return _mm512_maskz_loadu_epi32(moe_lanes_avx512(n), p); }
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
 MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) { return _mm256_maskz_loadu_epi16(moe_lanes_avx512(n), p); }

@@ -5,11 +5,11 @@
      moe_f_<isa>, moe_i_<isa>, moe_m_<isa>   vectors of binary32, of 32-bit integers, and comparison masks
      load/store, loadn/storen        W elements, or the first n < W (the rest reads as 0 and is not touched)
      load_bf16 load_fp16, store_*    the same with conversion; *_f32 are synonyms of the plain ones
-     loadi/loadin, loadu16/loadu16n, storei   32-bit words, 16-bit words zero-extended
+     loadi, loadu16/loadu16n, storei       32-bit words, 16-bit words zero-extended
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
-     addi subi andi ori slli srli srai casti castf
+     addi subi andi ori slli srai casti castf
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */
@@ -53,7 +53,6 @@ MOE_INLINE uint32_t moe_subi_scalar(uint32_t a, uint32_t b) { return a - b; }
 MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
 MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
 MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
-MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
 
 MOE_INLINE float moe_canon_scalar(float x) {
@@ -110,7 +109,6 @@ MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
 
 /* A vector of one has no partial loads: these are never reached with 0 < n < 1. */
 MOE_INLINE float moe_loadn_scalar(const void *p, int64_t n) { return n > 0 ? moe_load_scalar(p) : 0.0f; }
-MOE_INLINE uint32_t moe_loadin_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadi_scalar(p) : 0u; }
 MOE_INLINE uint32_t moe_loadu16n_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadu16_scalar(p) : 0u; }
 MOE_INLINE void moe_storen_scalar(void *p, float x, int64_t n) {
   if (n > 0) moe_store_scalar(p, x);
