@@ -180,7 +180,7 @@ typedef struct moe_context {
 /* ---------------------------------------------------------------------------------------------------- conversions */
 
 /* dst[i] = src[i], n elements, contract 5. dst and src must not overlap.
-   moe_bf16_from_f32, moe_fp16_from_f32, moe_f32_from_f32; moe_f32_to... are named moe_<type>_to_f32. */
+   moe_<type>_from_f32 and moe_<type>_to_f32 for every element type. */
 #define MOE_DECLARE_CONVERT_(name, type, NAME)                                               \
   moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n); \
   moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n);
@@ -389,7 +389,7 @@ typedef struct moe_blockwise_layer {
   const int32_t *block_to_expert;       /* [N]; E = the block does nothing. NULL with dropping: block e is expert e */
   const int32_t *conditions;            /* [N] or longer (optional): blocks with 0 do nothing */
   int skip_token;                       /* padding rows have id T (0) or -1 (1) */
-  int skip_weight;                      /* accepted; an expert's weights are read once whatever it says */
+  int skip_weight;                      /* accepted, and changes nothing: weights are read per expert, never per block */
   moe_dtype checkpoint_dtype;           /* of both activation checkpoints */
   moe_layer_config config;
 } moe_blockwise_layer;

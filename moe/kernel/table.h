@@ -1,7 +1,7 @@
 /* One table of kernels per instruction set, and the terms they share.
 
-   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows that are read where they
-   lie. Panels come in two kinds:
+   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of which product.h gathers
+   a cache-sized piece at a time from where they lie. Panels come in two kinds:
      MOE_PANEL_F32    float [K][64], K rounded up to even
      MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs
    A packed panel can also serve as A^T: its columns are rows whose elements lie a panel row apart. */

@@ -4,7 +4,7 @@
 #ifndef MOE_LAYER_PLAN_H
 #define MOE_LAYER_PLAN_H
 
-enum { MOE_CHUNK = 2048 }; /* tokens whose partial outputs a lane holds at a time: 2048 x 64 floats stay in L2 */
+enum { MOE_CHUNK = 2048 }; /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, meant for L2 */
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
