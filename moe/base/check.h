@@ -63,10 +63,14 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 
-/* The finite test is on bits: comparisons mean little under -ffast-math. */
-MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, float value) {
+/* The finite test is on bits that the compiler cannot trace back: under -ffast-math comparisons mean little, and clang takes
+   every float that it sees to be finite. */
+MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, const float *value) {
   uint32_t bits;
-  memcpy(&bits, &value, 4);
+  memcpy(&bits, value, 4);
+#ifdef __clang__
+  __asm__("" : "+r"(bits));
+#endif
   return (bits & 0x7f800000u) != 0x7f800000u ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
 }
 

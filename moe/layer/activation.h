@@ -11,7 +11,7 @@ MOE_FN float moe_resolve_alpha_(moe_activation activation, float alpha) {
 moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x, float *y, float *dy, int64_t n) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "activation", (int)activation, MOE_ACT_COUNT_));
-  MOE_TRY(moe_check_finite_(ctx, "alpha", alpha));
+  MOE_TRY(moe_check_finite_(ctx, "alpha", &alpha));
   if (n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
   const moe_tensor_ tensor[] = {
       {"x", x, moe_mul_(n, 4), 4, MOE_INPUT},

@@ -32,11 +32,11 @@ MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *co
   MOE_TRY(moe_check_enum_(ctx, "config.activation", (int)config->activation, MOE_ACT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_ON_I + 1));
   MOE_TRY(moe_check_flag_(ctx, "config.skip_gate", config->skip_gate));
-  MOE_TRY(moe_check_finite_(ctx, "config.alpha", config->alpha));
-  MOE_TRY(moe_check_finite_(ctx, "config.up_offset", config->up_offset));
+  MOE_TRY(moe_check_finite_(ctx, "config.alpha", &config->alpha));
+  MOE_TRY(moe_check_finite_(ctx, "config.up_offset", &config->up_offset));
   if (config->clamp > 15u) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.clamp", "has bits that are no MOE_CLAMP_* flag");
   for (int i = 0; i < 4; i++)
-    if (config->clamp >> i & 1u) MOE_TRY(moe_check_finite_(ctx, name[i], limit[i]));
+    if (config->clamp >> i & 1u) MOE_TRY(moe_check_finite_(ctx, name[i], &limit[i]));
   return MOE_OK;
 }
 

@@ -210,7 +210,7 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
-  MOE_TRY(moe_check_finite_(ctx, "coefficient", args->coefficient));
+  MOE_TRY(moe_check_finite_(ctx, "coefficient", &args->coefficient));
   if (balance) {
     MOE_TRY(moe_check_positive_(ctx, "K", args->K));
     if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");

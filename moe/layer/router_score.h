@@ -9,10 +9,10 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
   MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_BEFORE_TOPK + 1));
   MOE_TRY(moe_check_flag_(ctx, "config.renormalize", config->renormalize));
-  MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", config->renormalize_epsilon));
+  MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", &config->renormalize_epsilon));
   if (config->renormalize_epsilon < 0.0f)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.renormalize_epsilon", "is negative");
-  MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", config->routed_scaling_factor));
+  MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", &config->routed_scaling_factor));
   if (config->num_groups < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.num_groups", "is negative");
   if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups", "must be between 1 and num_groups, or 0 like it");
