@@ -85,6 +85,7 @@ MOE_TARGET_END
 #include "layer/route_blocks.h"
 #include "layer/activation.h"
 #include "layer/group.h"
+#include "layer/expert_stage.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"

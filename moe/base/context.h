@@ -86,19 +86,35 @@ MOE_FN void moe_close_workspace_(moe_context *ctx, moe_workspace_ *workspace) {
 
 /* ------------------------------------------------------------------------------------------------------ work items */
 
-/* Memory that will be read soon: `rows` stretches of `bytes`, each `stride` after the one before or, with an index, at
-   index[row] strides; from one or two bases. */
+/* Memory that will be read soon: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with an
+   index, at index[row] strides; lines lie `pitch` bytes apart; from one or two bases. */
 typedef struct moe_ahead_ {
   const char *base[2];
   const int32_t *index;
-  int64_t stride, rows, bytes;
-  int64_t row, step; /* how far it is; rows per moe_ahead_step_ */
+  int64_t stride, rows, pitch, lines;
+  int64_t at, step; /* how far it is, and how far each step goes: in walks or, with an index, in rows */
+  int64_t length;   /* of a walk, which takes one line of so many rows */
 } moe_ahead_;
 
+/* The rows of `bytes` each, whichever lines they touch. */
+MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride, int64_t rows, int64_t bytes) {
+  moe_ahead_ ahead = {{first, second}, index, stride, rows, 64, 0, 0, 0, 0};
+  const int64_t over = (int64_t)((uintptr_t)first % 64);
+  ahead.lines = moe_ceil_div_(over + bytes, 64);
+  return ahead;
+}
+
+/* The rows of a left operand that a lane has gathered: rows [first, first+rows) of stage `of`; NULL: none. */
+typedef struct moe_held_ {
+  const void *of;
+  int64_t first, rows;
+} moe_held_;
+
 /* What a work item is told beside its number. At any moment a lane is on one thread only, so a lane's scratch memory is its
-   own; `ahead` is what the lane's next item will read first. */
+   own; `held` is what the item before left there, `ahead` what the lane's next item will read first. */
 typedef struct moe_turn_ {
   int64_t lane;
+  moe_held_ held;
   moe_ahead_ ahead;
 } moe_turn_;
 
@@ -110,16 +126,38 @@ typedef struct moe_work_ {
   void (*look_ahead)(void *arg, int64_t item, moe_ahead_ *ahead); /* (optional) */
 } moe_work_;
 
-/* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` calls of
-   moe_ahead_step_. */
-MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps) { ahead->step = moe_ceil_div_(ahead->rows, moe_max_(1, steps)); }
+/* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` steps. */
+MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t length) {
+  const int64_t bases = ahead->base[1] ? 2 : 1, segments = moe_ceil_div_(ahead->rows, moe_max_(1, length));
+  ahead->length = length;
+  ahead->step = moe_ceil_div_(ahead->index ? ahead->rows : bases * ahead->lines * segments, moe_max_(1, steps));
+}
 
-MOE_FN void moe_ahead_step_(moe_ahead_ *ahead) {
-  for (const int64_t end = moe_min_(ahead->rows, ahead->row + ahead->step); ahead->row < end; ahead->row++) {
-    const int64_t at = (ahead->index ? ahead->index[ahead->row] : ahead->row) * ahead->stride;
-    for (int b = 0; b < 2 && ahead->base[b]; b++)
-      for (int64_t i = 0; i < ahead->bytes; i += 64) __builtin_prefetch(ahead->base[b] + at + i, 0, 2);
+/* The first line of the walk that is next, or NULL at the end; the walk's lines lie a stride apart. Walks that share rows
+   follow each other. */
+MOE_FN const char *moe_ahead_walk_(moe_ahead_ *ahead) {
+  const int64_t across = (ahead->base[1] ? 2 : 1) * ahead->lines, row = ahead->at / moe_max_(1, across) * ahead->length;
+  if (row >= ahead->rows) return NULL;
+  const int64_t line = ahead->at++ % across;
+  return ahead->base[line / ahead->lines] + line % ahead->lines * ahead->pitch + row * ahead->stride;
+}
+
+/* One step. The last walk is left to the caller, who has arithmetic to spread it over. */
+MOE_FN const char *moe_ahead_step_(moe_ahead_ *ahead) {
+  const char *walk = NULL;
+  if (ahead->index) {
+    for (const int64_t end = moe_min_(ahead->rows, ahead->at + ahead->step); ahead->at < end; ahead->at++)
+      for (int64_t i = 0; i < ahead->lines; i++)
+        __builtin_prefetch(ahead->base[0] + ahead->index[ahead->at] * ahead->stride + i * ahead->pitch, 0, 2);
+    return NULL;
   }
+  for (int64_t i = 0; i < ahead->step; i++) {
+    if (walk)
+      for (int64_t r = 0; r < ahead->length; r++) __builtin_prefetch(walk + r * ahead->stride, 0, 2);
+    walk = moe_ahead_walk_(ahead);
+    if (!walk) break;
+  }
+  return walk;
 }
 
 typedef struct moe_job_ {
@@ -152,10 +190,12 @@ MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
   moe_job_ *job = (moe_job_ *)arg;
   const moe_fpenv_ saved = moe_fpenv_enter_();
   int64_t item = moe_claim_(job, lane, 0);
+  moe_turn_ turn = {0};
+  turn.lane = lane;
   for (int64_t n = 1; item >= 0; n++) {
     const moe_work_ *work = moe_find_work_(job, &item);
-    moe_turn_ turn = {0};
-    turn.lane = lane;
+    const moe_ahead_ nothing = {0};
+    turn.ahead = nothing;
     int64_t next = moe_claim_(job, lane, n), inner = next;
     if (next >= 0) {
       const moe_work_ *after = moe_find_work_(job, &inner);

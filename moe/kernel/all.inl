@@ -10,18 +10,27 @@
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
 #include "format.inl"
+#if MOE_BF16_BY_MODE
+#include "stream.inl"
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
 #define MOE_FORMAT bf16
 #define MOE_FORMAT_TYPE moe_bf16
 #include "format.inl"
+#if MOE_BF16_BY_MODE
+#include "stream.inl"
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
 #include "format.inl"
+#if MOE_BF16_BY_MODE
+#include "stream.inl"
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
@@ -40,6 +49,11 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
+#if MOE_BF16_BY_MODE
+#define MOE_STREAM_KERNELS_(name, type, NAME) t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);
+  MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
+#undef MOE_STREAM_KERNELS_
+#endif
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);

@@ -50,32 +50,37 @@ MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, c
   }
 }
 
-MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const char *const *row, int64_t step, int64_t k, const uint32_t *panel, float *c) {
+MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  const uint32_t *panel = (const uint32_t *)t->panel;
+  const char *fetch = t->fetch;
   int64_t at = 0;
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_V(load)(c + i * MOE_PANEL + j * MOE_W);
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++)
+      acc[i][j] = t->add ? MOE_V(load)(t->c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t p = 0; p < k / 2; p++, at += step, panel += MOE_PANEL) MOE_K(tile_pair)(rows, row, at, panel, 0, acc);
-  if (k & 1) MOE_K(tile_pair)(rows, row, at, panel, 1, acc);
+  for (int64_t p = 0; p < t->k / 2; p++, at += t->step, panel += MOE_PANEL, fetch += t->fetch_stride) {
+    __builtin_prefetch(fetch, 0, 2);
+    MOE_K(tile_pair)(rows, t->row, at, panel, 0, acc);
+  }
+  if (t->k & 1) MOE_K(tile_pair)(rows, t->row, at, panel, 1, acc);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(t->c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
   }
 }
 
-MOE_FN void MOE_K(tile_pairs)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c) {
-  const uint32_t *b = (const uint32_t *)panel;
-  switch (rows) {
-    case 1: MOE_K(tile_pairs_rows)(1, row, step, k, b, c); break;
-    case 2: MOE_K(tile_pairs_rows)(2, row, step, k, b, c); break;
-    case 3: MOE_K(tile_pairs_rows)(3, row, step, k, b, c); break;
-    case 4: MOE_K(tile_pairs_rows)(4, row, step, k, b, c); break;
-    case 5: MOE_K(tile_pairs_rows)(5, row, step, k, b, c); break;
-    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, row, step, k, b, c); break;
+MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
+  switch (t->rows) {
+    case 1: MOE_K(tile_pairs_rows)(1, t); break;
+    case 2: MOE_K(tile_pairs_rows)(2, t); break;
+    case 3: MOE_K(tile_pairs_rows)(3, t); break;
+    case 4: MOE_K(tile_pairs_rows)(4, t); break;
+    case 5: MOE_K(tile_pairs_rows)(5, t); break;
+    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, t); break;
   }
 }
 

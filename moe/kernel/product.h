@@ -1,16 +1,23 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces whose packed
-   panel fits the first-level cache: packs a piece of every panel, gathers the rows' piece side by side (converted where the
-   panel's type asks for it), multiplies, and meanwhile has the next piece's memory fetched; so weights are read once, whether
-   there is one row or hundreds. */
+   panel fits the first-level cache: gathers the rows' piece side by side (converted where the panel's type asks for it), and
+   for every panel packs a piece and multiplies it with all rows, while the next piece's memory is fetched; so weights are read
+   once, whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
-enum { MOE_PIECE_F32_ = 128, MOE_PIECE_PAIRS_ = 256 }; /* k per piece: 32 KiB of panel */
+enum {
+  MOE_PIECE_F32_ = 128, /* k per piece: 32 KiB of panel */
+  MOE_PIECE_PAIRS_ = 256,
+  MOE_ROWS_FEW = 8,     /* up to so many rows are multiplied as the weights stream past */
+  MOE_PANELS_FEW = 64,  /* and with so many panels at a time */
+  MOE_STREAM_AHEAD_ = 16384 /* bytes that are under way from memory meanwhile */
+};
 
-/* Bytes of a packed piece, of a row's part in it (of either kind), and of one panel's products. */
+/* Bytes of a packed piece, of a row's part in it (of either kind), floats of one panel's products and of all. */
 #define MOE_PIECE_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
 #define MOE_PIECE_ROW_BYTES_ ((int64_t)MOE_PIECE_F32_ * 4)
-#define MOE_PRODUCTS_FLOATS_ ((int64_t)(MOE_ROWS_MAX + 16) * MOE_PANEL) /* room for whole vectors of rows */
+#define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
+#define MOE_PRODUCTS_ALL_ (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
 MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
 
@@ -23,16 +30,22 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
 
 typedef struct moe_left_ {
   const char *row[MOE_ROWS_MAX]; /* first element of each row */
-  int64_t rows, step;            /* bytes from a pair of elements to the next: see moe_tile_fn_ */
+  int64_t rows, step;            /* bytes from a pair of elements to the next: see moe_tile_ */
   moe_dtype dtype;
+  /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`), or
+     one piece at a time; `held`: all pieces are there already. */
+  char *gathered;
+  int keep, held;
 } moe_left_;
 
 /* Rows [first, first+count) of a matrix, from element `from` on. */
-MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from) {
+MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from, char *gathered) {
   const int64_t size = moe_dtype_bytes_(dtype);
   left->rows = count;
   left->dtype = dtype;
   left->step = 2 * size;
+  left->gathered = gathered;
+  left->keep = left->held = 0;
   for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
 }
 
@@ -41,23 +54,52 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   left->rows = rows;
   left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
   left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
+  left->gathered = NULL;
+  left->keep = left->held = 0;
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
 }
 
 /* ----------------------------------------------------------------------------------------------------- right operand */
 
-/* Up to 64 columns of k elements: packed already, or where they lie in memory. Untransposed, element (k, n) of part p is at
-   base[p] + k*stride, n elements on, and part p fills the panel's columns from 64/parts * p; transposed (one part), column n
-   is contiguous at base[0] + n*stride. */
+/* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed, element (k, n) of
+   part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part; transposed (one part), column
+   n is contiguous at base[0] + n*stride. */
 typedef struct moe_right_ {
-  const void *panel; /* or NULL */
-  int fetch;         /* the panel comes from memory, not from cache */
+  const char *panel; /* or NULL */
+  int64_t panel_bytes;
+  int fetch; /* the panels come from memory, not from cache */
   const char *base[2];
   int64_t parts, stride, n; /* n: columns of each part */
   int transposed;
   moe_dtype dtype;
   int64_t k;
 } moe_right_;
+
+/* One part's columns of a panel. */
+MOE_FN int64_t moe_right_width_(const moe_right_ *right) { return MOE_PANEL / right->parts; }
+MOE_FN int64_t moe_right_panels_(const moe_right_ *right) { return moe_ceil_div_(right->n, moe_right_width_(right)); }
+
+/* Panels [first, first+count), as far as there are any. */
+MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_t count) {
+  const int64_t width = moe_right_width_(right), at = first * width;
+  moe_right_ part = *right;
+  part.n = moe_min_(count * width, right->n - at);
+  if (right->panel) part.panel += first * right->panel_bytes;
+  for (int p = 0; p < 2 && right->base[p]; p++) part.base[p] += at * (right->transposed ? right->stride : moe_dtype_bytes_(right->dtype));
+  return part;
+}
+
+/* A matrix whose rows are the columns: column n contiguous at base + n*stride. */
+MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_t n, moe_dtype dtype, int64_t k) {
+  const moe_right_ right = {NULL, 0, 0, {base, NULL}, 1, stride, n, 1, dtype, k};
+  return right;
+}
+
+/* One packed panel in cache. */
+MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
+  const moe_right_ right = {(const char *)panel, 0, 0, {NULL, NULL}, 1, 0, MOE_PANEL, 0, MOE_DTYPE_F32, k};
+  return right;
+}
 
 /* A panel from n columns that are contiguous in memory, stride bytes apart: 64 of them at a time are converted as rows, which
    are then transposed. Pairs of bf16 lie side by side already and move as words. */
@@ -93,34 +135,28 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) of a group of panels, side by side, will be read from. */
-MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t panels, int64_t from, int64_t k) {
-  enum { STRETCH = 1024 };
-  moe_ahead_ ahead = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
+/* The memory that elements [from, from+k) will be read from. */
+MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
   const int64_t size = moe_dtype_bytes_(right->dtype);
-  int64_t n = 0;
-  for (int64_t p = 0; p < panels; p++) n += right[p].n;
   if (right->panel) {
-    ahead.base[0] = (const char *)right->panel + moe_panel_bytes_(kind, from);
-    ahead.stride = ahead.bytes = STRETCH;
-    ahead.rows = right->fetch ? moe_panel_bytes_(kind, k) / STRETCH : 0;
-    return ahead;
+    const moe_ahead_ none = {0};
+    moe_ahead_ ahead = moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, 64, moe_panel_bytes_(kind, k) / 64, 1);
+    ahead.pitch = right->panel_bytes;
+    ahead.lines = moe_right_panels_(right);
+    return right->fetch ? ahead : none;
   }
-  ahead.base[0] = right->base[0] + from * (right->transposed ? size : right->stride);
-  if (right->parts == 2) ahead.base[1] = right->base[1] + from * right->stride;
-  ahead.stride = right->stride;
-  ahead.rows = right->transposed ? n : k;
-  ahead.bytes = (right->transposed ? k : n) * size;
-  return ahead;
+  if (right->transposed) return moe_ahead_rows_(right->base[0] + from * size, NULL, NULL, right->stride, right->n, k * size);
+  const char *second = right->parts == 2 ? right->base[1] + from * right->stride : NULL;
+  return moe_ahead_rows_(right->base[0] + from * right->stride, second, NULL, right->stride, k, right->n * size);
 }
 
 MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
   return kernels->panel[product] == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
 }
 
-/* What a product with a group of panels reads first. */
-MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right, int64_t panels) {
-  return moe_right_ahead_(kernels->panel[product], right, panels, 0, moe_min_(moe_piece_(kernels, product), right->k));
+/* What a product reads first. */
+MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
+  return moe_right_ahead_(kernels->panel[product], right, 0, moe_min_(moe_piece_(kernels, product), right->k));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- product */
@@ -129,65 +165,116 @@ typedef struct moe_operands_ {
   const moe_kernels *kernels;
   moe_product_ product;
   const moe_left_ *left;
-  const moe_right_ *right; /* [panels] */
-  int64_t panels;
-  float *c;       /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_; output */
-  char *pieces;   /* panels * MOE_PIECE_BYTES_, unless right.panel */
-  char *gathered; /* left.rows * MOE_PIECE_ROW_BYTES_, unless the left operand is a packed panel */
-  const moe_ahead_ *next; /* what will be read after this product, or NULL */
+  const moe_right_ *right; /* at most moe_group_panels_ */
+  float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
+  char *piece;             /* MOE_PIECE_BYTES_, unless the right operand is packed */
+  const moe_ahead_ *next;  /* what will be read after this product, or NULL */
 } moe_operands_;
 
-/* The rows' elements [from, from+n), side by side: rows a power of two apart would crowd a few sets of the cache. The same
-   rows' next elements are fetched: there are more rows than streams a prefetcher can follow. */
-MOE_FN void moe_gather_(const moe_operands_ *m, int64_t from, int64_t n, int64_t more) {
+/* Whether the rows are so few that the right operand is multiplied as it streams past. */
+MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
+  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed && kernels->stream[right->dtype];
+}
+
+/* How many panels to multiply at a time. */
+MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
+  return moe_streams_(kernels, left, right) ? MOE_PANELS_FEW : MOE_PANELS_MAX;
+}
+
+/* The rows' elements [from, from+n), side by side: rows a power of two apart would crowd a few sets of the cache. */
+MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
   const moe_left_ *left = m->left;
-  const int64_t at = from / 2 * left->step, end = at + (n + more) / 2 * left->step;
-  for (int64_t i = 0; i < left->rows; i++) {
-    char *row = m->gathered + i * MOE_PIECE_ROW_BYTES_;
-    for (int64_t b = at + n / 2 * left->step; b < end; b += 64) __builtin_prefetch(left->row[i] + b, 0, 2);
-    if (m->kernels->panel[m->product] == MOE_PANEL_PAIRS) memcpy(row, left->row[i] + at, (size_t)(n * 2));
-    else m->kernels->load_row[left->dtype]((float *)(void *)row, left->row[i] + at, n);
+  const int64_t at = from / 2 * left->step;
+  for (int64_t i = 0; i < left->rows; i++, to += MOE_PIECE_ROW_BYTES_) {
+    if (as_f32) m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
+    else memcpy(to, left->row[i] + at, (size_t)(n * 2));
   }
 }
 
-/* All rows times n elements of one packed panel. */
-MOE_FN void moe_multiply_piece_(const moe_operands_ *m, int64_t from, int64_t n, const void *panel, float *c, moe_ahead_ *ahead) {
+/* A piece of k on its way: elements [from, from+n), then `more`. */
+typedef struct moe_piece_at_ {
+  int64_t from, n, more;
+  const char *gathered; /* or NULL: the left operand is a packed panel */
+  moe_ahead_ ahead;
+} moe_piece_at_;
+
+/* The rows' next elements: there are more rows than streams a prefetcher can follow. Each of the panels fetches its share. */
+MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel, int64_t panels) {
+  const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
+  const int64_t lines = moe_ceil_div_(bytes, 64);
+  for (int64_t j = 0; j < rows; j++)
+    for (int64_t line = panel * lines / panels; line < (panel + 1) * lines / panels; line++)
+      __builtin_prefetch(left->row[i + j] + begin + line * 64, 0, 2);
+}
+
+/* All rows times one packed panel. */
+MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels, const void *packed) {
   const moe_left_ *left = m->left;
-  const int in_panel = left->step > 8;
-  const int64_t step = in_panel ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
-  const char *row[MOE_TILE_ROWS];
+  const int in_panel = !piece->gathered;
+  float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+  moe_tile_ tile;
+  tile.step = in_panel ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
+  tile.k = piece->n;
+  tile.panel = packed;
+  tile.add = piece->from > 0;
   for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS) {
-    const int64_t rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
-    for (int64_t j = 0; j < rows; j++)
-      row[j] = in_panel ? left->row[i + j] + from / 2 * step : m->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
-    moe_ahead_step_(ahead);
-    m->kernels->tile[m->product]((int)rows, row, step, n, panel, c + i * MOE_PANEL);
+    tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
+    tile.c = c + i * MOE_PANEL;
+    for (int64_t j = 0; j < tile.rows; j++)
+      tile.row[j] = in_panel ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
+    tile.fetch = moe_ahead_step_(&piece->ahead);
+    tile.fetch_stride = tile.fetch ? piece->ahead.stride : 0;
+    if (!tile.fetch) tile.fetch = (const char *)packed;
+    if (!in_panel && !left->held) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
+    m->kernels->tile[m->product](&tile);
   }
+}
+
+MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+  const moe_right_ *right = m->right;
+  const int64_t run = right->parts * right->n * moe_dtype_bytes_(right->dtype);
+  moe_stream_ s = {(const float *)(const void *)piece->gathered, m->left->rows, MOE_PIECE_F32_, piece->n, {right->base[0], right->base[1]},
+                   right->parts, right->stride, right->n, 0, m->c, MOE_PRODUCTS_FLOATS_(m->left->rows)};
+  for (int64_t p = 0; p < right->parts; p++) s.base[p] += piece->from * right->stride;
+  s.ahead = moe_max_(4, MOE_STREAM_AHEAD_ / run / 4 * 4) * right->stride;
+  m->kernels->stream[right->dtype](&s);
 }
 
 /* c = left * right */
 MOE_FN void moe_multiply_(const moe_operands_ *m) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t piece = moe_piece_(m->kernels, m->product), k = m->right->k;
-  const moe_ahead_ none = {{NULL, NULL}, NULL, 0, 0, 0, 0, 0};
-  for (int64_t p = 0; p < m->panels; p++) memset(m->c + p * MOE_PRODUCTS_FLOATS_, 0, (size_t)(m->left->rows * MOE_PANEL) * sizeof *m->c);
+  const moe_left_ *left = m->left;
+  const moe_right_ *right = m->right;
+  const int streams = moe_streams_(m->kernels, left, right), in_panel = left->step > 8;
+  const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
+  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_, k = right->k, panels = moe_right_panels_(right);
 #if MOE_X86
-  const int by_mode = m->product == MOE_PRODUCT_BF16 && m->kernels->bf16_by_mode;
+  const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();
 #endif
-  for (int64_t from = 0; from < k; from += piece) {
-    const int64_t n = moe_min_(piece, k - from), more = moe_max_(0, moe_min_(piece, k - from - n));
-    moe_ahead_ ahead = more > 0 ? moe_right_ahead_(kind, m->right, m->panels, from + n, more) : m->next ? *m->next : none;
-    moe_ahead_pace_(&ahead, m->panels * moe_ceil_div_(m->left->rows, MOE_TILE_ROWS));
-    for (int64_t p = 0; p < m->panels; p++)
-      if (!m->right[p].panel) moe_pack_right_(m->kernels, kind, &m->right[p], from, n, m->pieces + p * MOE_PIECE_BYTES_);
-    if (m->left->step <= 8) moe_gather_(m, from, n, more);
-    for (int64_t p = 0; p < m->panels; p++) {
-      const char *panel = (const char *)m->right[p].panel;
-      panel = panel ? panel + moe_panel_bytes_(kind, from) : m->pieces + p * MOE_PIECE_BYTES_;
-      moe_multiply_piece_(m, from, n, panel, m->c + p * MOE_PRODUCTS_FLOATS_, &ahead);
+  if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
+  for (int64_t from = 0; from < k; from += size) {
+    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, {{NULL, NULL}, NULL, 0, 0, 0, 0, 0, 0, 0}};
+    piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
+    if (!in_panel) {
+      char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
+      if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, piece.n, to);
+      piece.gathered = to;
+    }
+    if (streams) {
+      moe_stream_piece_(m, &piece);
+      continue;
+    }
+    if (piece.more > 0) piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
+    else if (m->next) piece.ahead = *m->next;
+    moe_ahead_pace_(&piece.ahead, panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_max_(1, piece.n / 2));
+    for (int64_t p = 0; p < panels; p++) {
+      const moe_right_ one = moe_right_part_(right, p, 1);
+      const char *packed = right->panel ? one.panel + moe_panel_bytes_(kind, from) : m->piece;
+      if (!right->panel) moe_pack_right_(m->kernels, kind, &one, from, piece.n, m->piece);
+      moe_multiply_panel_(m, &piece, p, panels, packed);
     }
   }
+  if (k == 0) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
 #if MOE_X86
   if (by_mode) moe_flush_off_();
 #endif

@@ -12,7 +12,7 @@ enum {
   MOE_PANEL = 64,    /* columns of a panel */
   MOE_ROWS_MAX = 384, /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_PANELS_MAX = 4, /* panels of B side by side in a group: they share what is read of A, and pages of B */
-  MOE_TILE_ROWS = 6  /* rows of A in registers */
+  MOE_TILE_ROWS = 6   /* rows of A in registers */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
@@ -57,9 +57,32 @@ typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* c[i][0..64) += row i times panel, over k elements. A row's element pairs lie step bytes apart, the second of a pair half
-   a step after the first. */
-typedef void (*moe_tile_fn_)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c);
+/* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie `step`
+   bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is fetched, which
+   then moves on by `fetch_stride`. */
+typedef struct moe_tile_ {
+  const char *row[MOE_TILE_ROWS];
+  int64_t rows, step, k;
+  const void *panel;
+  float *c;
+  int add; /* 0: c starts at +0 */
+  const char *fetch;
+  int64_t fetch_stride;
+} moe_tile_;
+typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
+
+/* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n elements in
+   each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at
+   c[panel * c_stride + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
+typedef struct moe_stream_ {
+  const float *x; /* element q of row i at x[i * x_stride + q] */
+  int64_t rows, x_stride, k;
+  const char *base[2];
+  int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
+  float *c;
+  int64_t c_stride;
+} moe_stream_;
+typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
 typedef struct moe_kernels {
   moe_isa isa;
@@ -69,6 +92,7 @@ typedef struct moe_kernels {
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);

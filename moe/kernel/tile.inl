@@ -1,16 +1,22 @@
 /* The f32 product tile: MOE_TILE_ROWS x MOE_TILE_VECTORS accumulators stay in registers. The instruction set sets
    MOE_TILE_VECTORS (vectors side by side) to fit its register file; the panel's 64 columns are walked in that width. */
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const char *const *row, int64_t step, int64_t k, const float *panel, float *c, int flush) {
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c, int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
-  const int64_t half = step / 2;
+  const float *panel = (const float *)t->panel + col;
+  const int64_t step = t->step, half = step / 2, k = t->k, fetch_stride = col ? 0 : t->fetch_stride;
+  const char *fetch = t->fetch;
   int64_t at = 0;
+  c += col;
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL
-    for (int j = 0; j < MOE_TILE_VECTORS; j++) acc[i][j] = MOE_V(load)(c + i * MOE_PANEL + j * MOE_W);
+    for (int j = 0; j < MOE_TILE_VECTORS; j++)
+      acc[i][j] = t->add ? MOE_V(load)(c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
   for (int64_t p = 0; p < k / 2; p++, at += step, panel += 2 * MOE_PANEL) {
+    __builtin_prefetch(fetch, 0, 2);
+    fetch += fetch_stride;
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_V(f) b[MOE_TILE_VECTORS];
@@ -44,31 +50,26 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const char *const *row, int64_t st
   }
 }
 
-MOE_INLINE void MOE_K(tile_any)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c, int flush) {
-  const float *b = (const float *)panel;
+MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   if (MOE_W == 1) { /* nothing to gain from several rows */
-    for (int i = 0; i < rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, row + i, step, k, b + j, c + i * MOE_PANEL + j, flush);
+    for (int64_t i = 0; i < t->rows; i++)
+      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush);
     return;
   }
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    switch (rows) {
-      case 1: MOE_K(tile_columns)(1, row, step, k, b + j, c + j, flush); break;
-      case 2: MOE_K(tile_columns)(2, row, step, k, b + j, c + j, flush); break;
-      case 3: MOE_K(tile_columns)(3, row, step, k, b + j, c + j, flush); break;
-      case 4: MOE_K(tile_columns)(4, row, step, k, b + j, c + j, flush); break;
-      case 5: MOE_K(tile_columns)(5, row, step, k, b + j, c + j, flush); break;
-      default: MOE_K(tile_columns)(MOE_TILE_ROWS, row, step, k, b + j, c + j, flush); break;
+    switch (t->rows) {
+      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
+      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
+      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush); break;
+      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush); break;
+      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush); break;
+      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush); break;
     }
   }
 }
 
-MOE_FN void MOE_K(tile_f32)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c) {
-  MOE_K(tile_any)(rows, row, step, k, panel, c, 0);
-}
+MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
 #if !MOE_BF16_BY_MODE
-MOE_FN void MOE_K(tile_flush)(int rows, const char *const *row, int64_t step, int64_t k, const void *panel, float *c) {
-  MOE_K(tile_any)(rows, row, step, k, panel, c, 1);
-}
+MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 1); }
 #endif

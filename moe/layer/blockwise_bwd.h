@@ -67,8 +67,9 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  moe_lanes_layout_(&call->group, arena, lanes, moe_max_(MOE_COMBINE_PANELS * call->plan.chunk_rows * MOE_PANEL, l->T), moe_panel_bytes_(call->group.panel, rows),
-                    moe_weight_grad_panel_bytes_(&call->group, rows));
+  const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_FEW * MOE_BIAS_SUMS_;
+  moe_lanes_layout_(&call->group, arena, lanes, rows, depth, moe_max_(moe_combine_floats_(call), moe_max_(l->T, sums)),
+                    moe_panel_bytes_(call->group.panel, rows), moe_weight_grad_panel_bytes_(&call->group, rows));
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
@@ -85,18 +86,12 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
 }
 
 /* [Wg|Wu]^T: the contraction runs over gate, then up; with skip_gate over up alone. */
-MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {
+MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert) {
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_right_ right = {0};
-  right.transposed = 1;
-  right.parts = 1;
-  right.stride = 2 * l->I * call->size;
-  right.base[0] = (const char *)l->gate_up_proj_weight + (expert * l->H + h0) * right.stride + stage->from * call->size;
-  right.n = moe_min_(MOE_PANEL, l->H - h0);
-  right.dtype = call->dtype;
-  right.k = 2 * l->I - stage->from;
-  return right;
+  const int64_t stride = 2 * l->I * call->size;
+  const char *base = (const char *)l->gate_up_proj_weight + expert * l->H * stride + stage->from * call->size;
+  return moe_right_transposed_(base, stride, l->H, call->dtype, stage->k);
 }
 
 MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -119,22 +114,24 @@ MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) 
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
-    const moe_work_ work = {moe_gate_up_items_(call), moe_gate_up_item_, &gate_up, moe_gate_up_ahead_};
+    moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
+    const moe_work_ work = moe_expert_stage_work_(&stage);
     moe_run_(ctx, &work, 1);
   }
-  moe_down_grad_ stage = {0};
-  stage.call = call;
-  stage.glu = moe_backward_glu_(call);
-  stage.output_grad = (const char *)args->output_hidden_states_grad;
-  stage.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
-  stage.am = backward->am;
-  stage.pre = backward->pre;
-  stage.scaled = backward->scaled;
-  stage.dot = backward->dot;
-  stage.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
-  stage.bias_dtype = backward->weight_grad_dtype;
-  stage.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  const moe_work_ work = {moe_down_grad_items_(call), moe_down_grad_item_, &stage, moe_down_grad_ahead_};
+  moe_down_grad_ down_grad = {0};
+  down_grad.call = call;
+  down_grad.glu = moe_backward_glu_(call);
+  down_grad.output_grad = (const char *)args->output_hidden_states_grad;
+  down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
+  down_grad.am = backward->am;
+  down_grad.pre = backward->pre;
+  down_grad.scaled = backward->scaled;
+  down_grad.dot = backward->dot;
+  down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
+  down_grad.bias_dtype = backward->weight_grad_dtype;
+  down_grad.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
+  moe_expert_stage_ stage = moe_down_grad_stage_(&down_grad);
+  const moe_work_ work = moe_expert_stage_work_(&stage);
   moe_run_(ctx, &work, 1);
 }
 
@@ -145,6 +142,7 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   stage.call = call;
   stage.left = (moe_rows_){backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.from = call->glu.skip_gate ? l->I : 0;
+  stage.k = 2 * l->I - stage.from;
   stage.right = moe_backward_right_;
   stage.add_row = moe_backward_add_row_;
   stage.output = (char *)backward->args->hidden_states_grad;
@@ -242,7 +240,6 @@ MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd
   backward.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
   backward.call.layer.packed_gate_up_weight = backward.call.layer.packed_down_weight = NULL;
-  backward.call.group.by_expert = args->shard_option != MOE_SHARD_ON_HIDDEN;
   moe_backward_layout_(&backward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);

@@ -95,12 +95,12 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
-  moe_lanes_layout_(&call->group, arena, lanes, MOE_COMBINE_PANELS * call->plan.chunk_rows * MOE_PANEL, 0, 0);
+  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call), 0, 0);
 }
 
-MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert, int64_t h0) {
+MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) {
   const moe_blockwise_ *call = stage->call;
-  return moe_weight_right_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert, h0 / MOE_PANEL);
+  return moe_weight_right_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert);
 }
 
 MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -138,12 +138,13 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   call->group.first = call->plan.first;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
-  const moe_work_ first[] = {{moe_gate_up_items_(call), moe_gate_up_item_, &gate_up, moe_gate_up_ahead_},
-                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
+  moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);
+  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage), {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
   moe_combine_ down = {0};
   down.call = call;
   down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
+  down.k = l->I;
   down.right = moe_forward_right_;
   down.add_row = moe_forward_add_row_;
   down.output = (char *)args->output;
@@ -165,7 +166,6 @@ MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_
   MOE_TRY(moe_forward_check_options_(ctx, args));
   forward.args = args;
   moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
-  forward.call.group.by_expert = args->spec == MOE_CTE_SHARD_ON_BLOCK;
   moe_forward_layout_(&forward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);

@@ -8,8 +8,8 @@ typedef struct moe_combine_ {
   const moe_blockwise_ *call;
   moe_rows_ left; /* [rows,...] inner type */
   int64_t from; /* first element of a left row that takes part */
-  /* An expert's weights for the columns from h0 on. */
-  moe_right_ (*right)(const struct moe_combine_ *stage, int64_t expert, int64_t h0);
+  int64_t k;    /* how many do */
+  moe_right_ (*right)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
   /* Adds product row c of `row` into sum; may change c. h0, n: which columns. */
   void (*add_row)(const struct moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum);
   char *output; /* row t at output + t*stride, or NULL: only add_row's side effects are wanted */
@@ -18,11 +18,17 @@ typedef struct moe_combine_ {
   void *user; /* what add_row needs besides */
 } moe_combine_;
 
-enum { MOE_COMBINE_PANELS = 2 }; /* panels of an item, at most: its outputs must stay in cache with the rest */
+/* Outputs that a lane sums up at a time: those of a chunk of tokens and of some panels. */
+enum { MOE_COMBINE_FLOATS = 1 << 19 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
+MOE_FN int64_t moe_combine_panels_max_(const moe_blockwise_ *call) {
+  const int64_t fit = MOE_COMBINE_FLOATS / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
+  return moe_min_(fit, moe_combine_panels_(call));
+}
+MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call) { return moe_combine_panels_max_(call) * call->plan.chunk_rows * MOE_PANEL; }
 MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call) {
-  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call), MOE_COMBINE_PANELS);
+  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call), moe_combine_panels_max_(call));
 }
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
   return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call));
@@ -47,17 +53,16 @@ MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t e
   return at;
 }
 
-/* The weights of the run that row order[at] belongs to. */
-MOE_FN void moe_combine_rights_(const moe_combine_ *stage, int64_t at, const moe_patch_ *patch, moe_right_ right[MOE_COMBINE_PANELS]) {
+/* `count` of the patch's panels of the weights of the run that row order[at] belongs to. */
+MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int64_t panel, int64_t count) {
   const moe_plan_ *plan = &stage->call->plan;
-  for (int64_t p = 0; p < patch->panels; p++)
-    right[p] = stage->right(stage, plan->run_expert[plan->run[plan->order[at]]], (patch->panel + p) * MOE_PANEL);
+  const moe_right_ all = stage->right(stage, plan->run_expert[plan->run[plan->order[at]]]);
+  return moe_right_part_(&all, panel, count);
 }
 
 MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, const moe_patch_ *patch) {
-  moe_right_ right[MOE_COMBINE_PANELS];
-  moe_combine_rights_(stage, at, patch, right);
-  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, right, patch->panels);
+  const moe_right_ right = moe_combine_right_(stage, at, patch->panel, moe_min_(patch->panels, MOE_PANELS_MAX));
+  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right);
 }
 
 MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -67,25 +72,37 @@ MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   if (first[patch.chunk] < first[patch.chunk + 1]) *ahead = moe_combine_run_ahead_(stage, first[patch.chunk], &patch);
 }
 
+/* Rows order[at, at+left.rows) leave: `count` panels of products from `panel` on. */
+MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, const moe_left_ *left, int64_t at, const moe_patch_ *patch,
+                               int64_t panel, int64_t count) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_plan_ *plan = &call->plan;
+  for (int64_t p = 0; p < count; p++) {
+    const int64_t h0 = (panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
+    float *sum = lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL;
+    for (int64_t i = 0; i < left->rows; i++) {
+      const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
+      stage->add_row(stage, row, h0, n, moe_lane_products_(lane, left, p) + i * MOE_PANEL, sum + t * MOE_PANEL);
+    }
+  }
+}
+
 /* One run's rows [at,end) of order, added into the lane's sums. */
 MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end, const moe_patch_ *patch,
                              const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
-  const moe_plan_ *plan = &call->plan;
-  const moe_rows_ rows = {stage->left.base, stage->left.stride, plan->order};
-  const int64_t step = moe_rows_at_once_(end - at);
-  moe_right_ right[MOE_COMBINE_PANELS];
-  moe_combine_rights_(stage, at, patch, right);
+  const moe_rows_ rows = {stage->left.base, stage->left.stride, call->plan.order};
+  const int64_t step = moe_rows_at_once_(&call->group, end - at, stage->k), last = patch->panel + patch->panels;
   for (; at < end; at += step) {
     moe_left_ left;
-    moe_left_from_rows_(&left, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from);
-    moe_lane_multiply_(&call->group, lane, &left, right, patch->panels, next);
-    for (int64_t p = 0; p < patch->panels; p++)
-      for (int64_t i = 0; i < left.rows; i++) {
-        const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
-        stage->add_row(stage, row, (patch->panel + p) * MOE_PANEL, right[p].n, moe_lane_products_(lane, p) + i * MOE_PANEL,
-                       lane->sum + (p * call->plan.chunk_rows + t) * MOE_PANEL);
-      }
+    moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k, &left);
+    for (int64_t panel = patch->panel, count; panel < last; panel += count) {
+      moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
+      count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
+      right = moe_right_part_(&right, 0, count);
+      moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL);
+      moe_combine_leave_(stage, lane, &left, at, patch, panel, count);
+    }
   }
 }
 
@@ -93,7 +110,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn);
   const moe_patch_ patch = moe_combine_patch_(call, item);
   const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)

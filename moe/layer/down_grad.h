@@ -71,57 +71,50 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
 }
 
 /* Wd^T: the columns are intermediate, the contraction runs over hidden. */
-MOE_FN moe_right_ moe_down_grad_right_(const moe_blockwise_ *call, int64_t expert, int64_t i0) {
-  const moe_blockwise_layer *l = &call->layer;
-  moe_right_ right = {0};
-  right.transposed = 1;
-  right.parts = 1;
-  right.stride = l->H * call->size;
-  right.base[0] = (const char *)l->down_proj_weight + (expert * l->I + i0) * right.stride;
-  right.n = moe_min_(MOE_PANEL, l->I - i0);
-  right.dtype = call->dtype;
-  right.k = l->H;
-  return right;
-}
-
-MOE_FN int64_t moe_down_grad_per_item_(const moe_blockwise_ *call) {
-  return moe_panels_per_item_(call->group.lanes, call->layer.E, moe_down_grad_panels_(call), MOE_PANELS_MAX);
-}
-MOE_FN int64_t moe_down_grad_items_(const moe_blockwise_ *call) {
-  return call->layer.E * moe_ceil_div_(moe_down_grad_panels_(call), moe_down_grad_per_item_(call));
-}
-
-MOE_FN moe_span_ moe_down_grad_rights_(const moe_blockwise_ *call, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
-  const moe_span_ span = moe_span_of_(&call->group, item, moe_down_grad_panels_(call), moe_down_grad_per_item_(call));
-  for (int64_t p = 0; p < span.count; p++) right[p] = moe_down_grad_right_(call, span.expert, (span.first + p) * MOE_PANEL);
-  return span;
-}
-
-MOE_FN void moe_down_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
   const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_down_grad_rights_(call, item, right);
-  if (moe_group_rows_(&call->group, span.expert) == 0) return;
-  *ahead = moe_right_first_(&call->group.kernels, call->group.product, right, span.count);
+  const moe_blockwise_layer *l = &call->layer;
+  const int64_t stride = l->H * call->size;
+  return moe_right_transposed_((const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
 }
 
-MOE_FN void moe_down_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
+enum { MOE_BIAS_SUMS_ = 2 * MOE_PANEL }; /* floats per panel: gate, up */
+
+MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
+  (void)arg;
+  memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
+}
+
+MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  const moe_blockwise_ *call = stage->call;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
-  const moe_rows_ output_grad = {stage->output_grad, call->layer.H * call->size, call->plan.token};
-  float bias_sum[MOE_PANELS_MAX][2 * MOE_PANEL] = {{0}};
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_down_grad_rights_(call, item, right);
-  const int64_t end = call->group.first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&call->group, span.expert));
-  for (int64_t first = call->group.first[span.expert]; first < end; first += step) {
-    moe_left_ left;
-    moe_left_from_rows_(&left, &output_grad, first, moe_min_(step, end - first), call->dtype, 0);
-    moe_lane_multiply_(&call->group, &lane, &left, right, span.count, &turn->ahead);
-    for (int64_t p = 0; p < span.count; p++)
-      moe_down_grad_rows_(stage, first, left.rows, (span.first + p) * MOE_PANEL, right[p].n, moe_lane_products_(&lane, p), bias_sum[p]);
+  for (int64_t p = 0; p < products->panels; p++) {
+    const int64_t panel = products->panel + p;
+    moe_down_grad_rows_(stage, products->first, products->rows, panel * MOE_PANEL, moe_products_columns_(products, p), moe_products_of_(products, p),
+                        products->sum + (panel - span->first) * MOE_BIAS_SUMS_);
   }
-  for (int64_t p = 0; p < span.count; p++) moe_down_grad_store_bias_(stage, span.expert, (span.first + p) * MOE_PANEL, right[p].n, bias_sum[p]);
+}
+
+MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
+  const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
+  for (int64_t p = 0; p < span.count; p++) {
+    const int64_t i0 = (span.first + p) * MOE_PANEL;
+    moe_down_grad_store_bias_(stage, span.expert, i0, moe_min_(MOE_PANEL, stage->call->layer.I - i0), sum + p * MOE_BIAS_SUMS_);
+  }
+}
+
+MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
+  const moe_blockwise_ *call = down_grad->call;
+  moe_expert_stage_ stage = {0};
+  stage.group = &call->group;
+  stage.left = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
+  stage.left_dtype = call->dtype;
+  stage.right = moe_down_grad_right_;
+  stage.leave = moe_down_grad_leave_;
+  stage.begin = moe_down_grad_begin_;
+  stage.end = moe_down_grad_end_;
+  stage.arg = down_grad;
+  moe_expert_stage_start_(&stage, moe_down_grad_panels_(call), call->layer.H);
+  return stage;
 }
 
 #endif

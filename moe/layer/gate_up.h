@@ -8,20 +8,6 @@ typedef struct moe_gate_up_ {
   void *checkpoint; /* [N,2,I,B], or NULL */
 } moe_gate_up_;
 
-MOE_FN int64_t moe_gate_up_per_item_(const moe_blockwise_ *call) {
-  return moe_panels_per_item_(call->group.lanes, call->layer.E, call->gate_up.panels, MOE_PANELS_MAX);
-}
-MOE_FN int64_t moe_gate_up_items_(const moe_blockwise_ *call) {
-  return call->layer.E * moe_ceil_div_(call->gate_up.panels, moe_gate_up_per_item_(call));
-}
-
-MOE_FN moe_span_ moe_gate_up_rights_(const moe_blockwise_ *call, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
-  const moe_span_ span = moe_span_of_(&call->group, item, call->gate_up.panels, moe_gate_up_per_item_(call));
-  for (int64_t p = 0; p < span.count; p++)
-    right[p] = moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, span.expert, span.first + p);
-  return span;
-}
-
 MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
   const moe_blockwise_ *call = stage->call;
   const float a = call->plan.affinity[row];
@@ -44,14 +30,6 @@ MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t 
   }
 }
 
-MOE_FN void moe_gate_up_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
-  const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_gate_up_rights_(call, item, right);
-  if (moe_group_rows_(&call->group, span.expert) == 0) return; /* an expert without rows is never read */
-  *ahead = moe_right_first_(&call->group.kernels, call->group.product, right, span.count);
-}
-
 /* From products to m, for all rows of one panel. */
 MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_t panel, int64_t n, int64_t first, int64_t rows, float *c) {
   const moe_blockwise_ *call = stage->call;
@@ -70,21 +48,30 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
   if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
 }
 
-MOE_FN void moe_gate_up_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN moe_right_ moe_gate_up_right_(const void *arg, int64_t expert) {
+  const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
+  return moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert);
+}
+
+MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
-  const moe_blockwise_ *call = stage->call;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn->lane);
-  const moe_rows_ hidden = {(const char *)call->layer.hidden_states, call->layer.H * call->size, call->plan.token};
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_gate_up_rights_(call, item, right);
-  const int64_t end = call->group.first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&call->group, span.expert));
-  for (int64_t first = call->group.first[span.expert]; first < end; first += step) {
-    moe_left_ left;
-    moe_left_from_rows_(&left, &hidden, first, moe_min_(step, end - first), call->dtype, 0);
-    moe_lane_multiply_(&call->group, &lane, &left, right, span.count, &turn->ahead);
-    for (int64_t p = 0; p < span.count; p++)
-      moe_gate_up_panel_(stage, span.expert, span.first + p, right[p].n, first, left.rows, moe_lane_products_(&lane, p));
-  }
+  (void)span;
+  for (int64_t p = 0; p < products->panels; p++)
+    moe_gate_up_panel_(stage, products->expert, products->panel + p, moe_products_columns_(products, p), products->first, products->rows,
+                       moe_products_of_(products, p));
+}
+
+MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
+  const moe_blockwise_ *call = gate_up->call;
+  moe_expert_stage_ stage = {0};
+  stage.group = &call->group;
+  stage.left = (moe_rows_){(const char *)call->layer.hidden_states, call->layer.H * call->size, call->plan.token};
+  stage.left_dtype = call->dtype;
+  stage.right = moe_gate_up_right_;
+  stage.leave = moe_gate_up_leave_;
+  stage.arg = gate_up;
+  moe_expert_stage_start_(&stage, call->gate_up.panels, call->layer.H);
+  return stage;
 }
 
 #endif

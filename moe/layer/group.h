@@ -10,15 +10,18 @@ typedef struct moe_group_ {
   int64_t E;
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int64_t lanes;
-  int by_expert;        /* the order of work items: an expert's panels together, or a panel's experts */
   char *scratch;        /* lanes x lane_bytes */
-  int64_t lane_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
+  int64_t lane_bytes, gather_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_group_;
+
+enum { MOE_GATHER_BYTES_ = 3 << 20 }; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
   float *c;              /* products, see moe_operands_ */
-  char *pieces, *gathered; /* see moe_operands_ */
+  char *piece;           /* see moe_operands_ */
+  char *gathered;        /* see moe_left_ */
+  moe_held_ *held;
   float *sum;            /* partial outputs, or a column of T */
   char *grad_x, *grad_y; /* packed operands of weight gradients */
 } moe_lane_;
@@ -37,21 +40,31 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) { return
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
+/* Bytes of rows of k elements, gathered. */
+MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
+  return moe_mul3_(rows, moe_ceil_div_(k, moe_piece_(&group->kernels, group->product)), MOE_PIECE_ROW_BYTES_);
+}
+
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
-  lane.c = (float *)moe_take_(arena, MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_ * 4);
-  lane.pieces = (char *)moe_take_(arena, MOE_PANELS_MAX * MOE_PIECE_BYTES_);
-  lane.gathered = (char *)moe_take_(arena, MOE_ROWS_MAX * MOE_PIECE_ROW_BYTES_);
+  lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
+  lane.piece = (char *)moe_take_(arena, MOE_PIECE_BYTES_);
+  lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
+  lane.held = NULL;
   lane.sum = (float *)moe_take_(arena, moe_mul_(group->sum_floats, 4));
   lane.grad_x = (char *)moe_take_(arena, group->grad_x_bytes);
   lane.grad_y = (char *)moe_take_(arena, group->grad_y_bytes);
   return lane;
 }
 
-MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t sum_floats, int64_t grad_x_bytes, int64_t grad_y_bytes) {
+/* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds. */
+MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k, int64_t sum_floats, int64_t grad_x_bytes,
+                              int64_t grad_y_bytes) {
   moe_arena_ one = {NULL, 0};
+  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
   group->lanes = lanes;
+  group->gather_bytes = moe_max_(MOE_ROWS_MAX * MOE_PIECE_ROW_BYTES_, whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_));
   group->sum_floats = sum_floats;
   group->grad_x_bytes = grad_x_bytes;
   group->grad_y_bytes = grad_y_bytes;
@@ -60,46 +73,65 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
 }
 
-MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, int64_t lane) {
-  moe_arena_ arena = {group->scratch + lane * group->lane_bytes, 0};
-  return moe_lane_layout_(group, &arena);
+MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn) {
+  moe_arena_ arena = {group->scratch + turn->lane * group->lane_bytes, 0};
+  moe_lane_ lane = moe_lane_layout_(group, &arena);
+  lane.held = &turn->held;
+  return lane;
+}
+
+/* Rows [first, first+count) of stage `of` as left operand, elements [from, from+k); multiplied again right away, even by
+   the lane's next item, they are not gathered again. */
+MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const void *of, const moe_rows_ *rows, int64_t first, int64_t count,
+                           moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
+  const int64_t bytes = moe_gathered_bytes_(group, count, k);
+  const moe_held_ now = {of, first, count}, none = {NULL, 0, 0};
+  moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
+  left->keep = bytes >= 0 && bytes <= group->gather_bytes && count > MOE_ROWS_FEW;
+  left->held = left->keep && lane->held->of == of && lane->held->first == first && lane->held->rows == count;
+  *lane->held = left->keep ? now : none;
+}
+
+/* lane's products = left * right, at most moe_group_panels_ of them, while `next` is fetched. */
+MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right, const moe_ahead_ *next) {
+  const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next};
+  moe_multiply_(&m);
+  left->held = left->keep;
 }
 
 /* Panel p's products. */
-MOE_FN float *moe_lane_products_(const moe_lane_ *lane, int64_t p) { return lane->c + p * MOE_PRODUCTS_FLOATS_; }
+MOE_FN float *moe_lane_products_(const moe_lane_ *lane, const moe_left_ *left, int64_t p) { return lane->c + p * MOE_PRODUCTS_FLOATS_(left->rows); }
 
-/* lane's products = left * right[panels], while `next` is fetched. */
-MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, const moe_left_ *left, const moe_right_ *right, int64_t panels,
-                               const moe_ahead_ *next) {
-  const moe_operands_ m = {&group->kernels, group->product, left, right, panels, lane->c, lane->pieces, lane->gathered, next};
-  moe_multiply_(&m);
+/* How many rows of k elements to take at a time of those that are left: as equal parts as fit, the fewer the longer they are. */
+MOE_FN int64_t moe_rows_at_once_(const moe_group_ *group, int64_t rows, int64_t k) {
+  const int64_t each = moe_gathered_bytes_(group, 1, k), fit = each > 0 ? group->gather_bytes / each : 0;
+  const int64_t most = moe_min_(MOE_ROWS_MAX, moe_max_(fit, MOE_ROWS_MAX / 2));
+  return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, most)) : 0;
 }
-
-/* How many rows to take at a time of those that are left: as equal parts as fit. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, MOE_ROWS_MAX)) : 0; }
 
 /* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on it. */
 MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panels, int64_t most) {
-  int64_t n = most;
-  while (n > 1 && others * moe_ceil_div_(panels, n) < 8 * lanes) n /= 2;
+  int64_t n = moe_min_(most, panels);
+  while (n > 1 && others * moe_ceil_div_(panels, n) < 4 * lanes) n = moe_ceil_div_(n, 2);
   return n;
 }
 
-/* An item of a stage over experts x parts. */
-MOE_FN void moe_split_item_(const moe_group_ *group, int64_t item, int64_t parts, int64_t *expert, int64_t *part) {
-  *expert = group->by_expert ? item / parts : item % group->E;
-  *part = group->by_expert ? item % parts : item / group->E;
+/* Panels that an item over experts takes: a group, or where experts have a few rows each, as many as stream past at once. */
+MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
+  int64_t used = 0;
+  for (int64_t e = 0; e < group->E; e++) used += group->first[e + 1] > group->first[e];
+  const int few = group->first[group->E] <= MOE_ROWS_FEW * used;
+  return few ? moe_panels_per_item_(group->lanes, 2 * used, panels, MOE_PANELS_FEW) : moe_panels_per_item_(group->lanes, used, panels, MOE_PANELS_MAX);
 }
 
-/* The panels of one item of such a stage: [first, first+count) of `panels`, `per_item` at a time. */
+/* The panels of one item of a stage over experts: [first, first+count) of `panels`, `per_item` at a time. */
 typedef struct moe_span_ {
   int64_t expert, first, count;
 } moe_span_;
 
-MOE_FN moe_span_ moe_span_of_(const moe_group_ *group, int64_t item, int64_t panels, int64_t per_item) {
-  moe_span_ span;
-  moe_split_item_(group, item, moe_ceil_div_(panels, per_item), &span.expert, &span.first);
-  span.first *= per_item;
+MOE_FN moe_span_ moe_span_of_(int64_t item, int64_t panels, int64_t per_item) {
+  const int64_t parts = moe_ceil_div_(panels, per_item);
+  moe_span_ span = {item / parts, item % parts * per_item, 0};
   span.count = moe_min_(per_item, panels - span.first);
   return span;
 }

@@ -87,34 +87,18 @@ MOE_FN moe_rows_ moe_grouped_dy_(const moe_grouped_ *g) {
   return rows;
 }
 
-/* A panel of the right operand: W[e]^T for the forward, W[e] for dx. */
-MOE_FN moe_right_ moe_grouped_right_(const moe_grouped_ *g, int64_t expert, int64_t panel) {
+/* The right operand: W[e]^T for the forward, W[e] for dx. */
+MOE_FN moe_right_ moe_grouped_right_(const void *arg, int64_t expert) {
+  const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const moe_grouped_gemm_args *args = g->args;
-  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_right_(&g->weight, args->W, args->packed_W, expert, panel);
+  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_right_(&g->weight, args->W, args->packed_W, expert);
   const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K);
-  return moe_plain_right_(&rows, args->W, expert, panel);
+  return moe_plain_right_(&rows, args->W, expert);
 }
 
 MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->N : g->args->K; }
+MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->K : g->args->N; }
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
-
-MOE_FN int64_t moe_grouped_per_item_(const moe_grouped_ *g) {
-  return moe_panels_per_item_(g->group.lanes, g->group.E, moe_grouped_panels_(g), MOE_PANELS_MAX);
-}
-
-MOE_FN moe_span_ moe_grouped_rights_(const moe_grouped_ *g, int64_t item, moe_right_ right[MOE_PANELS_MAX]) {
-  const moe_span_ span = moe_span_of_(&g->group, item, moe_grouped_panels_(g), moe_grouped_per_item_(g));
-  for (int64_t p = 0; p < span.count; p++) right[p] = moe_grouped_right_(g, span.expert, span.first + p);
-  return span;
-}
-
-MOE_FN void moe_grouped_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
-  const moe_grouped_ *g = (const moe_grouped_ *)arg;
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_grouped_rights_(g, item, right);
-  if (moe_group_rows_(&g->group, span.expert) == 0) return;
-  *ahead = moe_right_first_(&g->group.kernels, g->group.product, right, span.count);
-}
 
 /* Columns [at, at+n) of the row for sorted position pos leave. */
 MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t at, int64_t n, float *c) {
@@ -126,22 +110,25 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t at, i
   g->group.kernels.store_row[g->dtype](dst, c, n);
 }
 
-/* Work item: a group of panels for one expert's rows. */
-MOE_FN void moe_grouped_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(&g->group, turn->lane);
-  const moe_rows_ rows = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
-  moe_right_ right[MOE_PANELS_MAX];
-  const moe_span_ span = moe_grouped_rights_(g, item, right);
-  const int64_t end = g->first[span.expert + 1], step = moe_rows_at_once_(moe_group_rows_(&g->group, span.expert));
-  for (int64_t at = g->first[span.expert]; at < end; at += step) {
-    moe_left_ left;
-    moe_left_from_rows_(&left, &rows, at, moe_min_(step, end - at), g->dtype, 0);
-    moe_lane_multiply_(&g->group, &lane, &left, right, span.count, &turn->ahead);
-    for (int64_t p = 0; p < span.count; p++)
-      for (int64_t i = 0; i < left.rows; i++)
-        moe_grouped_store_(g, at + i, (span.first + p) * MOE_PANEL, right[p].n, moe_lane_products_(&lane, p) + i * MOE_PANEL);
-  }
+  (void)span;
+  for (int64_t p = 0; p < products->panels; p++)
+    for (int64_t i = 0; i < products->rows; i++)
+      moe_grouped_store_(g, products->first + i, (products->panel + p) * MOE_PANEL, moe_products_columns_(products, p),
+                         moe_products_of_(products, p) + i * MOE_PANEL);
+}
+
+MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
+  moe_expert_stage_ stage = {0};
+  stage.group = &g->group;
+  stage.left = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
+  stage.left_dtype = g->dtype;
+  stage.right = moe_grouped_right_;
+  stage.leave = moe_grouped_leave_;
+  stage.arg = g;
+  moe_expert_stage_start_(&stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
+  return stage;
 }
 
 /* Work item: 64 columns of the rows at no position. */
@@ -166,7 +153,7 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
-  moe_lanes_layout_(&g->group, arena, lanes, 0, dw ? moe_panel_bytes_(g->group.panel, g->total) : 0,
+  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g), 0, dw ? moe_panel_bytes_(g->group.panel, g->total) : 0,
                     dw ? moe_weight_grad_panel_bytes_(&g->group, g->total) : 0);
 }
 
@@ -180,8 +167,8 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
     moe_run_(ctx, &work, 1);
     return;
   }
-  const moe_work_ work[] = {{g->args->E * moe_ceil_div_(moe_grouped_panels_(g), moe_grouped_per_item_(g)), moe_grouped_item_, g, moe_grouped_ahead_},
-                            {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
+  moe_expert_stage_ stage = moe_grouped_stage_(g);
+  const moe_work_ work[] = {moe_expert_stage_work_(&stage), {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
   moe_run_(ctx, work, 2);
 }
 

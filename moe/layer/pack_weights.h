@@ -27,10 +27,6 @@ MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, 
 
 MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) { return moe_add_(MOE_ALIGN_, moe_mul3_(p->E, p->panels, p->panel_bytes)); }
 
-MOE_FN const void *moe_packed_panel_(const moe_packed_ *p, const void *packed, int64_t expert, int64_t panel) {
-  return (const char *)packed + MOE_ALIGN_ + (expert * p->panels + panel) * p->panel_bytes;
-}
-
 /* A packed tensor in a function's table of tensors. */
 MOE_FN moe_tensor_ moe_packed_tensor_(const moe_packed_ *p, const char *name, const void *packed) {
   const moe_tensor_ tensor = {name, packed, moe_packed_bytes_(p), MOE_ALIGN_, MOE_INPUT_OPTIONAL};
@@ -53,9 +49,9 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
 
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
-/* The columns of a panel where they lie in the plain tensor. */
-MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int64_t expert, int64_t panel) {
-  const int64_t size = moe_dtype_bytes_(p->dtype), at = panel * p->width;
+/* An expert's columns where they lie in the plain tensor. */
+MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int64_t expert) {
+  const int64_t size = moe_dtype_bytes_(p->dtype);
   const int64_t halves = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
   moe_right_ right = {0};
   right.dtype = p->dtype;
@@ -63,18 +59,22 @@ MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int
   right.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
   right.transposed = p->layout == MOE_PACK_GROUPED;
   right.stride = halves * p->columns * size;
-  right.n = moe_min_(p->width, (right.transposed ? p->rows : p->columns) - at);
+  right.n = right.transposed ? p->rows : p->columns;
   if (!weight) return right; /* packed only */
-  right.base[0] = (const char *)weight + expert * p->rows * right.stride + at * (right.transposed ? right.stride : size);
-  right.base[1] = right.base[0] + p->columns * size;
-  if (p->layout == MOE_PACK_UP) right.base[0] = right.base[1];
+  right.base[0] = (const char *)weight + expert * p->rows * right.stride;
+  if (halves == 2) right.base[1] = right.base[0] + p->columns * size;
+  if (p->layout == MOE_PACK_UP) {
+    right.base[0] = right.base[1];
+    right.base[1] = NULL;
+  }
   return right;
 }
 
 /* The same from wherever there is one: packed if given, else plain. */
-MOE_FN moe_right_ moe_weight_right_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert, int64_t panel) {
-  moe_right_ right = moe_plain_right_(p, weight, expert, panel);
-  if (packed) right.panel = moe_packed_panel_(p, packed, expert, panel);
+MOE_FN moe_right_ moe_weight_right_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert) {
+  moe_right_ right = moe_plain_right_(p, weight, expert);
+  if (packed) right.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
+  right.panel_bytes = p->panel_bytes;
   right.fetch = packed != NULL;
   return right;
 }
@@ -88,7 +88,7 @@ typedef struct moe_pack_job_ {
 MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_pack_job_ *job = (const moe_pack_job_ *)arg;
   const moe_packed_ *p = &job->packed;
-  const moe_right_ right = moe_plain_right_(p, job->args->weight, item / p->panels, item % p->panels);
+  const moe_right_ all = moe_plain_right_(p, job->args->weight, item / p->panels), right = moe_right_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
   (void)turn;
   moe_pack_right_(&job->kernels, p->panel, &right, 0, p->k, panel);

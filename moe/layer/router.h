@@ -25,7 +25,7 @@ typedef struct moe_router_lane_ {
 MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_arena_ *arena) {
   const moe_router_topk_args *args = router->args;
   moe_router_lane_ lane;
-  lane.c = (float *)moe_take_(arena, router->product ? (int64_t)MOE_ROUTER_ROWS_ * MOE_PANEL * 4 : 0);
+  lane.c = (float *)moe_take_(arena, router->product ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
   lane.gathered = (char *)moe_take_(arena, router->product ? MOE_ROUTER_ROWS_ * MOE_PIECE_ROW_BYTES_ : 0);
   lane.scores = (float *)moe_take_(arena, args->E * 4);
   lane.values = (float *)moe_take_(arena, args->E * 4);
@@ -119,8 +119,8 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_turn_ *turn) {
     const char *bias = (const char *)args->router_bias;
     const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, bias, 0};
     moe_left_ left;
-    moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows);
-    moe_router_multiply_(&product, &left, first, lane.c, lane.gathered);
+    moe_router_left_(&left, args->hidden_states, router->dtype, args->H, first, rows, lane.gathered);
+    moe_router_multiply_(&product, &left, first, lane.c);
   }
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
 }

@@ -26,7 +26,7 @@ typedef struct moe_router_bwd_lane_ {
 MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena) {
   const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
   moe_router_bwd_lane_ lane;
-  lane.c = (float *)moe_take_(arena, bwd->dx ? (int64_t)MOE_ROUTER_ROWS_ * MOE_PANEL * 4 : 0);
+  lane.c = (float *)moe_take_(arena, bwd->dx ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
   lane.gathered = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * MOE_PIECE_ROW_BYTES_ : 0);
   lane.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_() : 0);
   lane.dz = (float *)moe_take_(arena, row);
@@ -132,8 +132,8 @@ MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_turn_ *turn) {
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
   const moe_router_product_ product = {&bwd->weight, (char *)args->hidden_states_grad, bwd->dtype, NULL, accumulate};
   moe_left_ left;
-  moe_router_left_(&left, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows);
-  moe_router_multiply_(&product, &left, first, lane.c, lane.gathered);
+  moe_router_left_(&left, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows, lane.gathered);
+  moe_router_multiply_(&product, &left, first, lane.c);
 }
 
 MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, moe_turn_ *turn) {

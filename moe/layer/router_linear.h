@@ -47,13 +47,10 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
                                                  moe_min_(MOE_PACK_PIECE_, w->H - from), n);
 }
 
-/* Rows [first, first+rows) of a [.,n] matrix, read where they lie. */
-MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype, int64_t n, int64_t first, int64_t rows) {
-  const int64_t size = moe_dtype_bytes_(dtype);
-  left->rows = rows;
-  left->step = 2 * size;
-  left->dtype = dtype;
-  for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)data + (first + i) * n * size;
+/* Rows [first, first+count) of a [.,n] matrix. */
+MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype, int64_t n, int64_t first, int64_t count, char *gathered) {
+  const moe_rows_ rows = {(const char *)data, n * moe_dtype_bytes_(dtype), NULL};
+  moe_left_from_rows_(left, &rows, first, count, dtype, 0, gathered);
 }
 
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
@@ -69,26 +66,35 @@ typedef struct moe_router_product_ {
   int accumulate;
 } moe_router_product_;
 
-MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c, char *gathered) {
+/* Floats of the products that a work item has in flight. */
+#define MOE_ROUTER_PRODUCTS_ (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROUTER_ROWS_))
+
+/* Columns [at, at+n) of the products c leave. */
+MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n, float *c) {
   const moe_router_weight_ *w = p->weight;
-  const moe_kernels *kernels = w->kernels;
-  const int64_t columns = moe_router_weight_columns_(w), size = moe_dtype_bytes_(p->dtype);
+  const int64_t size = moe_dtype_bytes_(p->dtype);
   float add[MOE_PANEL];
-  for (int64_t at = 0; at < columns; at += MOE_PANEL) {
-    const int64_t n = moe_min_(MOE_PANEL, columns - at);
-    const float *panel = moe_router_panel_(w, at / MOE_PANEL);
-    moe_right_ right = {0};
-    right.panel = panel;
-    right.k = moe_router_weight_depth_(w);
-    const moe_operands_ product = {kernels, MOE_PRODUCT_F32, left, &right, 1, c, NULL, gathered, NULL};
+  if (p->bias) w->kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
+  for (int64_t i = 0; i < rows; i++) {
+    char *out = p->out + ((first + i) * moe_router_weight_columns_(w) + at) * size;
+    if (p->accumulate) w->kernels->load_row[p->dtype](add, out, n);
+    if (p->bias || p->accumulate) w->kernels->add_scaled(c + i * MOE_PANEL, add, NULL, 1.0f, n);
+    w->kernels->store_row[p->dtype](out, c + i * MOE_PANEL, n);
+  }
+}
+
+MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c) {
+  const moe_router_weight_ *w = p->weight;
+  const int64_t columns = moe_router_weight_columns_(w), width = MOE_PANELS_MAX * MOE_PANEL;
+  for (int64_t at = 0; at < columns; at += width) {
+    const int64_t end = moe_min_(columns, at + width);
+    moe_right_ right = moe_right_panel_(moe_router_panel_(w, at / MOE_PANEL), moe_router_weight_depth_(w));
+    right.panel_bytes = moe_panel_bytes_(MOE_PANEL_F32, right.k);
+    right.n = end - at;
+    const moe_operands_ product = {w->kernels, MOE_PRODUCT_F32, left, &right, c, NULL, NULL};
     moe_multiply_(&product);
-    if (p->bias) kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
-    for (int64_t i = 0; i < left->rows; i++) {
-      char *out = p->out + ((first + i) * columns + at) * size;
-      if (p->accumulate) kernels->load_row[p->dtype](add, out, n);
-      if (p->bias || p->accumulate) kernels->add_scaled(c + i * MOE_PANEL, add, NULL, 1.0f, n);
-      kernels->store_row[p->dtype](out, c + i * MOE_PANEL, n);
-    }
+    for (int64_t j = at; j < end; j += MOE_PANEL)
+      moe_router_store_(p, first, left->rows, j, moe_min_(MOE_PANEL, end - j), c + (j - at) / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows));
   }
 }
 
@@ -125,8 +131,18 @@ MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
 MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, const float *dz, int64_t n, float *c) {
   moe_left_ left;
   moe_left_from_panel_(&left, MOE_PANEL_F32, x, MOE_PANEL);
-  for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS)
-    kernels->tile[MOE_PRODUCT_F32]((int)moe_min_(MOE_TILE_ROWS, MOE_PANEL - i), left.row + i, left.step, n, dz, c + i * MOE_PANEL);
+  moe_tile_ tile;
+  tile.step = left.step;
+  tile.k = n;
+  tile.panel = tile.fetch = (const char *)dz;
+  tile.fetch_stride = 0;
+  tile.add = 1;
+  for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
+    tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
+    tile.c = c + i * MOE_PANEL;
+    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = left.row[i + j];
+    kernels->tile[MOE_PRODUCT_F32](&tile);
+  }
 }
 
 /* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */

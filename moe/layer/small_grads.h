@@ -46,7 +46,7 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) 
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
-  float *column = moe_lane_at_(&call->group, turn->lane).sum;
+  float *column = moe_lane_at_(&call->group, turn).sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
@@ -62,10 +62,9 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_blockwise_layer *l = &call->layer;
   const int scaled = moe_post_scaled_(&l->config);
   float sum[MOE_PANEL] = {0}, x[MOE_PANEL];
-  int64_t expert, panel;
+  const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL), expert = item / panels, h0 = item % panels * MOE_PANEL;
   (void)turn;
-  moe_split_item_(&call->group, item, moe_ceil_div_(l->H, MOE_PANEL), &expert, &panel);
-  const int64_t h0 = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, l->H - h0);
+  const int64_t n = moe_min_(MOE_PANEL, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
     call->group.kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
     call->group.kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);

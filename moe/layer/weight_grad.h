@@ -53,8 +53,7 @@ MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_
 MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n) {
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
   const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
-  const moe_ahead_ ahead = {{part.base, NULL}, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype), 0, 0};
-  return ahead;
+  return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
 /* dW rows [m0, m0+rows) x 64 columns at n0 from the products in c. */
@@ -83,19 +82,17 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     moe_left_from_panel_(&left, group->panel, lane->grad_x, count);
     for (int64_t j = 0; j < panels; j++) {
       const int64_t at = n0 + j * MOE_PANEL;
-      moe_right_ right = {0};
-      right.panel = lane->grad_y + j * bytes;
-      right.k = moe_even_(rows);
-      moe_lane_multiply_(group, lane, &left, &right, 1, j == panels - 1 ? &ahead : NULL);
+      const moe_right_ right = moe_right_panel_(lane->grad_y + j * bytes, moe_even_(rows));
+      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
       moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
     }
   }
 }
 
 MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
-  const int64_t width = MOE_GRAD_PANELS * MOE_PANEL;
-  moe_split_item_(stage->group, item, moe_ceil_div_(stage->n, width), expert, n0);
-  *n0 *= width;
+  const int64_t width = MOE_GRAD_PANELS * MOE_PANEL, parts = moe_ceil_div_(stage->n, width);
+  *expert = item / parts;
+  *n0 = item % parts * width;
 }
 
 MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -108,7 +105,7 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->group, turn->lane);
+  const moe_lane_ lane = moe_lane_at_(stage->group, turn);
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];

@@ -1,0 +1,82 @@
+/* A stage that multiplies every expert's rows with the expert's own weights: gate and up, back through down, grouped GEMM. Its
+   work items are an expert and a few panels of columns. */
+#ifndef MOE_LAYER_EXPERT_STAGE_H
+#define MOE_LAYER_EXPERT_STAGE_H
+
+/* The products of an expert's rows [first, first+rows) with some of its panels. */
+typedef struct moe_products_ {
+  int64_t expert, first, rows;
+  int64_t panel, panels;   /* the first panel, and how many */
+  const moe_right_ *right; /* these panels */
+  float *c, *sum;          /* sum: the item's own, see moe_expert_stage_ */
+} moe_products_;
+
+MOE_FN float *moe_products_of_(const moe_products_ *products, int64_t p) { return products->c + p * MOE_PRODUCTS_FLOATS_(products->rows); }
+
+/* Columns of panel p; of each part. */
+MOE_FN int64_t moe_products_columns_(const moe_products_ *products, int64_t p) {
+  const int64_t width = moe_right_width_(products->right);
+  return moe_min_(width, products->right->n - p * width);
+}
+
+typedef struct moe_expert_stage_ {
+  const moe_group_ *group;
+  moe_rows_ left; /* row r of the group */
+  moe_dtype left_dtype;
+  moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
+  void (*leave)(void *arg, const moe_products_ *products, const moe_span_ *span); /* span: all of the item's panels */
+  /* (optional) Before and after all rows of an item, which has the lane's `sum` to itself. */
+  void (*begin)(void *arg, moe_span_ span, float *sum);
+  void (*end)(void *arg, moe_span_ span, float *sum);
+  void *arg;
+  int64_t k, panels, per_item;
+} moe_expert_stage_;
+
+/* The group's rows must be known. */
+MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, int64_t k) {
+  stage->k = k;
+  stage->panels = panels;
+  stage->per_item = moe_group_per_item_(stage->group, panels);
+}
+
+MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+  const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
+  const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
+  if (moe_group_rows_(stage->group, span.expert) == 0) return; /* an expert without rows is never read */
+  const moe_right_ all = stage->right(stage->arg, span.expert), right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_MAX));
+  *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right);
+}
+
+MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left, int64_t first, moe_span_ span,
+                                   const moe_ahead_ *next) {
+  const moe_right_ all = stage->right(stage->arg, span.expert);
+  const int64_t most = moe_group_panels_(&stage->group->kernels, left, &all), end = span.first + span.count;
+  for (int64_t panel = span.first, count; panel < end; panel += count) {
+    count = moe_min_(most, end - panel);
+    const moe_right_ right = moe_right_part_(&all, panel, count);
+    const moe_products_ products = {span.expert, first, left->rows, panel, count, &right, lane->c, lane->sum};
+    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL);
+    stage->leave(stage->arg, &products, &span);
+  }
+}
+
+MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
+  const moe_lane_ lane = moe_lane_at_(stage->group, turn);
+  const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
+  const int64_t end = stage->group->first[span.expert + 1], step = moe_rows_at_once_(stage->group, moe_group_rows_(stage->group, span.expert), stage->k);
+  if (stage->begin) stage->begin(stage->arg, span, lane.sum);
+  for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
+    moe_left_ left;
+    moe_lane_left_(stage->group, &lane, stage, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0, stage->k, &left);
+    moe_expert_stage_rows_(stage, &lane, &left, first, span, &turn->ahead);
+  }
+  if (stage->end) stage->end(stage->arg, span, lane.sum);
+}
+
+MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
+  const moe_work_ work = {stage->group->E * moe_ceil_div_(stage->panels, stage->per_item), moe_expert_stage_item_, stage, moe_expert_stage_ahead_};
+  return work;
+}
+
+#endif
