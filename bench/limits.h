@@ -9,12 +9,19 @@ typedef struct bench_limits {
   double read; /* GB/s */
 } bench_limits;
 
+/* Ways to read: in how many places at once, and how many bytes ahead the prefetch runs (0: the hardware's alone). */
+typedef struct bench_reader {
+  int streams;
+  int64_t ahead;
+} bench_reader;
+
 /* The threads, and memory several times larger than the caches: what the read probe reads, and what empties the caches
    before a run. */
 typedef struct bench_machine {
   pool threads;
   char *memory;
   int64_t bytes;
+  bench_reader reader; /* the fastest found */
 } bench_machine;
 
 enum { BENCH_LINE = 64, BENCH_AHEAD_MAX = 1 << 14 };
@@ -85,20 +92,14 @@ static void bench_spin_task(void *arg, int64_t index) {
   spin->spin(spin->turns);
 }
 
-/* `flops` a turn. */
-static double bench_peak(bench_machine *m, int tasks, void (*spin)(int64_t), double flops) {
-  bench_spin arg = {spin, 2000000};
-  return bench_rate(m, tasks, bench_spin_task, &arg, flops * (double)arg.turns, 8) * 1e-9;
+/* `flops` a turn; the best of `runs`. */
+static double bench_peak(bench_machine *m, int tasks, void (*spin)(int64_t), double flops, int runs) {
+  bench_spin arg = {spin, 500000};
+  return bench_rate(m, tasks, bench_spin_task, &arg, flops * (double)arg.turns, runs) * 1e-9;
 }
 #endif
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
-
-/* Ways to read: in how many places at once, and how many bytes ahead the prefetch runs (0: the hardware's alone). */
-typedef struct bench_reader {
-  int streams;
-  int64_t ahead;
-} bench_reader;
 
 static const bench_reader bench_readers[] = {{1, 0},    {1, 4096}, {2, 0}, {2, 1024}, {2, 8192}, {4, 256},
                                              {4, 1024}, {4, 4096}, {8, 0}, {8, 256},  {8, 1024}, {8, 4096}};
@@ -133,19 +134,16 @@ static double bench_read_rate(bench_machine *m, int tasks, bench_reader reader, 
   return bench_rate(m, tasks, bench_read_task, &read, (double)read.bytes, runs) * 1e-9;
 }
 
+/* The way that reads fastest is kept. */
 static double bench_read_peak(bench_machine *m, int tasks) {
   double best = 0;
-  bench_reader reader = bench_readers[0];
   for (size_t i = 0; i < sizeof bench_readers / sizeof *bench_readers; i++) {
     const double rate = bench_read_rate(m, tasks, bench_readers[i], 1);
-    if (rate > best) best = rate, reader = bench_readers[i];
+    if (rate > best) best = rate, m->reader = bench_readers[i];
   }
-  const double again = bench_read_rate(m, tasks, reader, 4);
+  const double again = bench_read_rate(m, tasks, m->reader, 4);
   return again > best ? again : best;
 }
-
-/* Afterwards the caches hold nothing of a layer. */
-static void bench_empty_caches(bench_machine *m) { bench_read_rate(m, m->threads.threads, bench_readers[0], 1); }
 
 /* ---------------------------------------------------------------------------------------------------------- machine */
 
@@ -186,16 +184,31 @@ static void bench_machine_stop(bench_machine *m) {
   free(m->memory);
 }
 
-static bench_limits bench_measure_limits(bench_machine *m, int tasks) {
-  bench_limits limits = {0};
+static void bench_measure_arithmetic(bench_machine *m, int tasks, int runs, bench_limits *limits) {
 #if defined(__x86_64__)
   const moe_isa isa = moe_isa_active();
-  if (isa == MOE_ISA_SCALAR) limits.fma = bench_peak(m, tasks, bench_spin_xmm, 12 * 8);
-  if (isa == MOE_ISA_AVX2) limits.fma = bench_peak(m, tasks, bench_spin_ymm, 12 * 16);
-  if (isa >= MOE_ISA_AVX512) limits.fma = bench_peak(m, tasks, bench_spin_zmm, 24 * 32);
-  if (isa >= MOE_ISA_AVX512BF16) limits.dot = bench_peak(m, tasks, bench_spin_dot, 24 * 64);
+  if (isa == MOE_ISA_SCALAR) limits->fma = bench_peak(m, tasks, bench_spin_xmm, 12 * 8, runs);
+  if (isa == MOE_ISA_AVX2) limits->fma = bench_peak(m, tasks, bench_spin_ymm, 12 * 16, runs);
+  if (isa >= MOE_ISA_AVX512) limits->fma = bench_peak(m, tasks, bench_spin_zmm, 24 * 32, runs);
+  if (isa >= MOE_ISA_AVX512BF16) limits->dot = bench_peak(m, tasks, bench_spin_dot, 24 * 64, runs);
+#else
+  (void)m, (void)tasks, (void)runs, (void)limits;
 #endif
+}
+
+/* The best that was seen. */
+static bench_limits bench_measure_limits(bench_machine *m, int tasks) {
+  bench_limits limits = {0};
+  bench_measure_arithmetic(m, tasks, 32, &limits);
   limits.read = bench_read_peak(m, tasks);
+  return limits;
+}
+
+/* What the machine can do right now. Afterwards the caches hold nothing of a layer, unless they are to stay warm. */
+static bench_limits bench_limits_now(bench_machine *m, int warm, bench_limits best) {
+  bench_limits limits = best;
+  if (!warm) limits.read = bench_read_rate(m, m->threads.threads, m->reader, 1);
+  bench_measure_arithmetic(m, m->threads.threads, 2, &limits);
   return limits;
 }
 

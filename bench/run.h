@@ -5,7 +5,7 @@
 /* What all cases of one run share. */
 typedef struct bench_setting {
   bench_machine machine;
-  bench_limits limits; /* of all threads */
+  bench_limits limits; /* of all threads, the best seen */
   moe_context ctx;
   const bench_dtype *dtype;
   const char *weights;
@@ -20,12 +20,13 @@ typedef struct bench_result {
   bench_shape shape;
   double seconds, low, high; /* median, least, most */
   double flops, bytes;
-  double limit;     /* seconds */
+  double limit;     /* seconds, the median */
+  double share;     /* of the limit that was reached, the median */
   double workspace; /* share of the tensors' bytes */
 } bench_result;
 
 enum { BENCH_RUNS = 5, BENCH_RUNS_MAX = 63 };
-#define BENCH_SECONDS 0.5
+#define BENCH_SECONDS 1.0
 
 static int bench_compare(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -33,47 +34,59 @@ static int bench_compare(const void *a, const void *b) {
 }
 
 /* The roofline: at best the arithmetic or the memory is busy all the time. */
-static double bench_peak_flops(const bench_setting *set, const bench_op *op) {
-  const bench_limits l = set->limits;
+static double bench_peak_flops(const bench_setting *set, const bench_op *op, bench_limits l) {
   return op->dot && set->dtype->dtype == MOE_DTYPE_BF16 && l.dot > l.fma ? l.dot : l.fma;
 }
 
-static double bench_limit_seconds(const bench_setting *set, const bench_op *op, double flops, double bytes) {
-  const double peak = bench_peak_flops(set, op), read = set->limits.read;
-  const double by_flops = peak > 0 ? flops / peak * 1e-9 : 0, by_bytes = read > 0 ? bytes / read * 1e-9 : 0;
+static double bench_limit_seconds(const bench_setting *set, const bench_result *r, bench_limits l) {
+  const double peak = bench_peak_flops(set, r->op, l), read = l.read;
+  const double by_flops = peak > 0 ? r->flops / peak * 1e-9 : 0, by_bytes = read > 0 ? r->bytes / read * 1e-9 : 0;
   return by_flops > by_bytes ? by_flops : by_bytes;
+}
+
+static double bench_median(double *x, int n) {
+  qsort(x, (size_t)n, sizeof *x, bench_compare);
+  return x[n / 2];
 }
 
 /* The roofline assumes that operands come from memory. Left warm, a layer smaller than the last-level cache would be
    read from there (which may be hundreds of megabytes, shared with strangers), as it never is between the other layers
-   of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted. */
+   of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted.
+
+   A machine's speed drifts, by a fifth and more where its cores are shared: every run is held against what the machine
+   could do right before and after it. */
 static void bench_time(bench_setting *set, const bench_layer *layer, bench_result *result) {
-  double seconds[BENCH_RUNS_MAX], total = 0;
+  double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], total = 0;
   int runs = 0;
+  bench_limits after = {0};
   for (int i = -1; i < BENCH_RUNS_MAX; i++) {
-    if (!set->warm) bench_empty_caches(&set->machine);
+    const bench_limits before = bench_limits_now(&set->machine, set->warm, set->limits);
     const double start = bench_now();
     bench_expect(&set->ctx, result->op->run(&set->ctx, layer));
     const double taken = bench_now() - start;
+    after = before;
+    bench_measure_arithmetic(&set->machine, set->machine.threads.threads, 2, &after);
     if (i < 0) continue;
-    seconds[runs++] = taken, total += taken;
+    seconds[runs] = taken, total += taken;
+    limit[runs] = 0.5 * (bench_limit_seconds(set, result, before) + bench_limit_seconds(set, result, after));
+    share[runs] = limit[runs] / taken;
+    runs++;
     if (set->repeats > 0 ? runs >= set->repeats : runs >= BENCH_RUNS && total >= BENCH_SECONDS) break;
   }
-  qsort(seconds, (size_t)runs, sizeof *seconds, bench_compare);
-  result->seconds = seconds[runs / 2], result->low = seconds[0], result->high = seconds[runs - 1];
+  result->seconds = bench_median(seconds, runs), result->low = seconds[0], result->high = seconds[runs - 1];
+  result->limit = bench_median(limit, runs), result->share = bench_median(share, runs);
 }
 
 static bench_result bench_case(bench_setting *set, const bench_op *op, bench_shape shape) {
   bench_layer layer = bench_make(&set->ctx, shape, set->dtype, set->B, set->skew, op->parts);
   bench_result result = {.op = op, .shape = shape, .flops = op->flops(&layer), .bytes = op->bytes(&layer)};
-  result.limit = bench_limit_seconds(set, op, result.flops, result.bytes);
   result.workspace = (double)layer.workspace_bytes / (double)layer.bytes;
   bench_time(set, &layer, &result);
   bench_free(&layer);
   return result;
 }
 
-static double bench_percent(const bench_result *r) { return 100 * r->limit / r->seconds; }
+static double bench_percent(const bench_result *r) { return 100 * r->share; }
 
 static void bench_print_json(const bench_setting *set, const bench_result *r) {
   const bench_shape s = r->shape;
