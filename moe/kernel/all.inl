@@ -46,7 +46,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
   t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
   t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
-  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA);
+  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
+  t->pack_columns[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_columns_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE

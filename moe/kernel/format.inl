@@ -50,3 +50,30 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
     for (; i < width; i += MOE_W) MOE_V(store)(p + i, MOE_V(set1)(0.0f));
   }
 }
+
+/* The panel's columns [col, col + MOE_W), of which n are there, for elements [at, at+MOE_W) of k. */
+MOE_INLINE void MOE_KF(pack_square)(float *panel, const char *src, int64_t stride, int64_t left, int64_t n) {
+  const int64_t rows = moe_min_(left + (left & 1), MOE_W);
+  MOE_V(i) square[MOE_W];
+  if (left >= MOE_W && n >= MOE_W) {
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(casti)(MOE_VF(load)(src + i * stride));
+  } else {
+    for (int i = 0; i < MOE_W; i++)
+      square[i] = i >= n ? MOE_V(set1i)(0u)
+                         : MOE_V(casti)(left >= MOE_W ? MOE_VF(load)(src + i * stride) : MOE_VF(loadn)(src + i * stride, left));
+  }
+  MOE_V(transpose)(square);
+  for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
+}
+
+MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
+    for (int64_t at = 0; at < k; at += MOE_W) {
+      float *to = (float *)panel + at * MOE_PANEL + col;
+      if (col + MOE_W <= n && at + MOE_W <= k) MOE_KF(pack_square)(to, src + at * size, stride, MOE_W, MOE_W);
+      else MOE_KF(pack_square)(to, src + at * size, stride, k - at, n - col);
+    }
+  if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
+}

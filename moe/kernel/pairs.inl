@@ -36,6 +36,26 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   }
 }
 
+/* The same from columns: their pairs lie side by side already and move as words. */
+MOE_INLINE void MOE_K(pack_square_pairs)(uint32_t *panel, const char *src, int64_t stride, int64_t left, int64_t n) {
+  const int64_t rows = moe_min_((left + 1) / 2, MOE_W);
+  MOE_V(i) square[MOE_W];
+  MOE_UNROLL
+  for (int i = 0; i < MOE_W; i++)
+    square[i] = i >= n ? MOE_V(set1i)(0u) : left >= 2 * MOE_W ? MOE_V(loadi)(src + i * stride) : MOE_V(loadi16n)(src + i * stride, left);
+  MOE_V(transpose)(square);
+  for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
+}
+
+MOE_FN void MOE_K(pack_columns_pairs)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
+  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
+    for (int64_t at = 0; at < k; at += 2 * MOE_W) {
+      uint32_t *to = (uint32_t *)panel + at / 2 * MOE_PANEL + col;
+      if (col + MOE_W <= n && at + 2 * MOE_W <= k) MOE_K(pack_square_pairs)(to, src + 2 * at, stride, 2 * MOE_W, MOE_W);
+      else MOE_K(pack_square_pairs)(to, src + 2 * at, stride, k - at, n - col);
+    }
+}
+
 /* One pair of k; `last`: a lone even element, its partner zero. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel, int last,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
@@ -90,4 +110,5 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
+  t->pack_columns[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_columns_pairs);
 }

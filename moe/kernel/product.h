@@ -101,32 +101,10 @@ MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
   return right;
 }
 
-/* A panel from n columns that are contiguous in memory, stride bytes apart: 64 of them at a time are converted as rows, which
-   are then transposed. Pairs of bf16 lie side by side already and move as words. */
-MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel, const char *src, int64_t stride,
-                              int64_t k, int64_t n) {
-  const int64_t per_row = kind == MOE_PANEL_PAIRS ? 2 : 1; /* elements of k in a row of the panel */
-  const int64_t size = moe_dtype_bytes_(dtype), rows = moe_even_(k) / per_row;
-  float tile[MOE_PANEL * MOE_PANEL], last[MOE_PANEL * MOE_PANEL];
-  for (int64_t r = 0; r < rows; r += MOE_PANEL) {
-    const int64_t count = moe_min_(MOE_PANEL, rows - r), elements = moe_min_(k - r * per_row, count * per_row);
-    if (elements < MOE_PANEL * per_row || n < MOE_PANEL) memset(tile, 0, sizeof tile);
-    for (int64_t col = 0; col < n; col++) {
-      const char *column = src + col * stride + r * per_row * size;
-      if (kind == MOE_PANEL_PAIRS) memcpy(tile + col * MOE_PANEL, column, (size_t)(elements * size));
-      else kernels->load_row[dtype](tile + col * MOE_PANEL, column, elements);
-    }
-    /* A last part smaller than a tile must not write past the panel. */
-    char *to = (char *)panel + r * MOE_PANEL * 4;
-    kernels->transpose_tile(count == MOE_PANEL ? (void *)to : (void *)last, tile, MOE_PANEL, count);
-    if (count < MOE_PANEL) memcpy(to, last, (size_t)(count * MOE_PANEL * 4));
-  }
-}
-
 /* Elements [from, from+k) of the right operand as a panel. */
 MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k, void *panel) {
   if (right->transposed) {
-    moe_pack_columns_(kernels, kind, right->dtype, panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
+    kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
     return;
   }
   for (int64_t p = 0; p < right->parts; p++) {
@@ -169,6 +147,7 @@ typedef struct moe_operands_ {
   float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
   char *piece;             /* MOE_PIECE_BYTES_, unless the right operand is packed */
   const moe_ahead_ *next;  /* what will be read after this product, or NULL */
+  const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
 
 /* Whether the rows are so few that the right operand is multiplied as it streams past. */
@@ -195,8 +174,20 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
   const char *gathered; /* or NULL: the left operand is a packed panel */
-  moe_ahead_ ahead;
+  moe_ahead_ ahead, *into;
 } moe_piece_at_;
+
+/* What the tile at hand fetches. */
+MOE_INLINE void moe_piece_fetch_(moe_piece_at_ *piece, moe_tile_ *tile) {
+  tile->fetch = moe_ahead_step_(&piece->ahead);
+  tile->fetch_stride = piece->ahead.stride;
+  if (tile->fetch) return;
+  tile->fetch = moe_ahead_step_(piece->into);
+  tile->fetch_stride = piece->into->stride;
+  if (tile->fetch) return;
+  tile->fetch = (const char *)tile->panel;
+  tile->fetch_stride = 0;
+}
 
 /* The rows' next elements: there are more rows than streams a prefetcher can follow. Each of the panels fetches its share. */
 MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel, int64_t panels) {
@@ -222,10 +213,8 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] = in_panel ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
-    tile.fetch = moe_ahead_step_(&piece->ahead);
-    tile.fetch_stride = tile.fetch ? piece->ahead.stride : 0;
-    if (!tile.fetch) tile.fetch = (const char *)packed;
-    if (!in_panel && !left->held) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
+    moe_piece_fetch_(piece, &tile);
+    if (!in_panel && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
     m->kernels->tile[m->product](&tile);
   }
 }
@@ -251,9 +240,12 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();
 #endif
+  const moe_ahead_ none = {0};
+  moe_ahead_ into = m->into ? *m->into : none;
+  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_min_(size, k) / 2);
   if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
   for (int64_t from = 0; from < k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, {{NULL, NULL}, NULL, 0, 0, 0, 0, 0, 0, 0}};
+    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
     if (!in_panel) {
       char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
@@ -268,9 +260,13 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
     else if (m->next) piece.ahead = *m->next;
     moe_ahead_pace_(&piece.ahead, panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_max_(1, piece.n / 2));
     for (int64_t p = 0; p < panels; p++) {
-      const moe_right_ one = moe_right_part_(right, p, 1);
-      const char *packed = right->panel ? one.panel + moe_panel_bytes_(kind, from) : m->piece;
-      if (!right->panel) moe_pack_right_(m->kernels, kind, &one, from, piece.n, m->piece);
+      const char *packed = m->piece;
+      if (right->panel) {
+        packed = right->panel + p * right->panel_bytes + moe_panel_bytes_(kind, from);
+      } else {
+        const moe_right_ one = moe_right_part_(right, p, 1);
+        moe_pack_right_(m->kernels, kind, &one, from, piece.n, m->piece);
+      }
       moe_multiply_panel_(m, &piece, p, panels, packed);
     }
   }

@@ -2,11 +2,16 @@
 
 MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
   const MOE_V(f) s = MOE_V(set1)(scale);
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_V(f) v = MOE_V(loadn)(x + i, left);
-    if (bias) v = MOE_V(add)(v, MOE_V(loadn)(bias + i, left));
-    MOE_V(storen)(sum + i, MOE_V(add)(MOE_V(loadn)(sum + i, left), MOE_V(mul)(v, s)), left);
+  int64_t i = 0;
+  for (; i + MOE_W <= n; i += MOE_W) {
+    MOE_V(f) v = MOE_V(load)(x + i);
+    if (bias) v = MOE_V(add)(v, MOE_V(load)(bias + i));
+    MOE_V(store)(sum + i, MOE_V(add)(MOE_V(load)(sum + i), MOE_V(mul)(v, s)));
+  }
+  if (i < n) {
+    MOE_V(f) v = MOE_V(loadn)(x + i, n - i);
+    if (bias) v = MOE_V(add)(v, MOE_V(loadn)(bias + i, n - i));
+    MOE_V(storen)(sum + i, MOE_V(add)(MOE_V(loadn)(sum + i, n - i), MOE_V(mul)(v, s)), n - i);
   }
 }
 

@@ -57,6 +57,8 @@ typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
+/* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
+typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie `step`
    bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is fetched, which
    then moves on by `fetch_stride`. */
@@ -92,6 +94,7 @@ typedef struct moe_kernels {
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */

@@ -100,7 +100,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
       count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
       right = moe_right_part_(&right, 0, count);
-      moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL);
+      moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, NULL);
       moe_combine_leave_(stage, lane, &left, at, patch, panel, count);
     }
   }

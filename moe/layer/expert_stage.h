@@ -55,7 +55,7 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
     count = moe_min_(most, end - panel);
     const moe_right_ right = moe_right_part_(&all, panel, count);
     const moe_products_ products = {span.expert, first, left->rows, panel, count, &right, lane->c, lane->sum};
-    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL);
+    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, NULL);
     stage->leave(stage->arg, &products, &span);
   }
 }

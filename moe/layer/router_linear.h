@@ -37,7 +37,7 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
   (void)turn;
   if (w->transposed) {
     const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, w->H - at);
-    moe_pack_columns_(w->kernels, MOE_PANEL_F32, w->dtype, moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
+    w->kernels->pack_columns[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
     return;
   }
   const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_PIECE_), panel = item / pieces, from = item % pieces * MOE_PACK_PIECE_;
@@ -91,7 +91,7 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
     moe_right_ right = moe_right_panel_(moe_router_panel_(w, at / MOE_PANEL), moe_router_weight_depth_(w));
     right.panel_bytes = moe_panel_bytes_(MOE_PANEL_F32, right.k);
     right.n = end - at;
-    const moe_operands_ product = {w->kernels, MOE_PRODUCT_F32, left, &right, c, NULL, NULL};
+    const moe_operands_ product = {w->kernels, MOE_PRODUCT_F32, left, &right, c, NULL, NULL, NULL};
     moe_multiply_(&product);
     for (int64_t j = at; j < end; j += MOE_PANEL)
       moe_router_store_(p, first, left->rows, j, moe_min_(MOE_PANEL, end - j), c + (j - at) / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows));

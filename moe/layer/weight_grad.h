@@ -56,11 +56,22 @@ MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const mo
   return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
-/* dW rows [m0, m0+rows) x 64 columns at n0 from the products in c. */
+MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t n0) {
+  return stage->output + ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
+}
+
+/* dW rows [m0, m0+rows) x 64 columns at n0. */
+MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0) {
+  const int64_t size = moe_dtype_bytes_(stage->dtype);
+  return moe_ahead_rows_(moe_weight_grad_at_(stage, expert, m0, n0), NULL, NULL, (stage->blank + stage->n) * size, rows,
+                         moe_min_(MOE_PANEL, stage->n - n0) * size);
+}
+
+/* The same from the products in c. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0, int64_t n, float *c) {
-  const int64_t size = moe_dtype_bytes_(stage->dtype), width = stage->blank + stage->n;
+  const int64_t size = moe_dtype_bytes_(stage->dtype);
   for (int64_t i = 0; i < rows; i++) {
-    char *dst = stage->output + ((expert * stage->m + m0 + i) * width + stage->blank + n0) * size;
+    char *dst = moe_weight_grad_at_(stage, expert, m0 + i, n0);
     moe_store_sum_(&stage->group->kernels, dst, stage->dtype, c + i * MOE_PANEL, n, stage->accumulate);
     if (n0 == 0 && stage->blank && !stage->accumulate) memset(dst - stage->blank * size, 0, (size_t)(stage->blank * size));
   }
@@ -83,7 +94,8 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     for (int64_t j = 0; j < panels; j++) {
       const int64_t at = n0 + j * MOE_PANEL;
       const moe_right_ right = moe_right_panel_(lane->grad_y + j * bytes, moe_even_(rows));
-      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL);
+      const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, count, at);
+      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL, &into);
       moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
     }
   }
