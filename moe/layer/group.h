@@ -14,7 +14,7 @@ typedef struct moe_group_ {
   int64_t lane_bytes, gather_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_group_;
 
-enum { MOE_GATHER_BYTES_ = 3 << 20 }; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
+enum { MOE_GATHER_BYTES_ = 2 << 20 }; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
@@ -23,7 +23,7 @@ typedef struct moe_lane_ {
   char *gathered;        /* see moe_left_ */
   moe_held_ *held;
   float *sum;            /* partial outputs, or a column of T */
-  char *grad_x, *grad_y; /* packed operands of weight gradients */
+  char *grad_x, *grad_y; /* packed operands of weight gradients, where `gathered` and `sum` are otherwise */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
@@ -50,11 +50,13 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
   lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
   lane.piece = (char *)moe_take_(arena, MOE_PIECE_BYTES_);
-  lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
   lane.held = NULL;
-  lane.sum = (float *)moe_take_(arena, moe_mul_(group->sum_floats, 4));
-  lane.grad_x = (char *)moe_take_(arena, group->grad_x_bytes);
-  lane.grad_y = (char *)moe_take_(arena, group->grad_y_bytes);
+  moe_arena_ product = *arena, grad = *arena; /* one or the other */
+  lane.gathered = (char *)moe_take_(&product, group->gather_bytes);
+  lane.sum = (float *)moe_take_(&product, moe_mul_(group->sum_floats, 4));
+  lane.grad_x = (char *)moe_take_(&grad, group->grad_x_bytes);
+  lane.grad_y = (char *)moe_take_(&grad, group->grad_y_bytes);
+  arena->used = product.used < 0 || grad.used < 0 ? -1 : moe_max_(product.used, grad.used);
   return lane;
 }
 

@@ -118,7 +118,9 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
   const moe_lane_ lane = moe_lane_at_(stage->group, turn);
+  const moe_held_ none = {NULL, 0, 0};
   int64_t expert, n0;
+  *lane.held = none;
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
   const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
