@@ -5,7 +5,8 @@
 typedef struct moe_forward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_fwd_args *args;
-  char *m; /* [rows,I] */
+  char *m;     /* [rows,I] */
+  float *down; /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -94,14 +95,43 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
+  const int few = l->N * l->B <= MOE_ROWS_FEW * l->E;
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
+  forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call), 0, 0);
 }
 
-MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) {
-  const moe_blockwise_ *call = stage->call;
+/* The down projection by itself, each expert's weights read through once. */
+MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
+  const moe_blockwise_ *call = &((const moe_forward_ *)arg)->call;
   return moe_weight_right_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert);
 }
+
+MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
+  const moe_forward_ *forward = (const moe_forward_ *)arg;
+  const int64_t H = forward->call.layer.H;
+  (void)span;
+  for (int64_t p = 0; p < products->panels; p++)
+    for (int64_t i = 0; i < products->rows; i++)
+      memcpy(forward->down + (products->first + i) * H + (products->panel + p) * MOE_PANEL, moe_products_of_(products, p) + i * MOE_PANEL,
+             (size_t)moe_products_columns_(products, p) * sizeof(float));
+}
+
+MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {
+  const moe_blockwise_ *call = &forward->call;
+  moe_expert_stage_ stage = {0};
+  stage.group = &call->group;
+  stage.left = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
+  stage.left_dtype = call->inner_dtype;
+  stage.right = moe_forward_down_right_;
+  stage.leave = moe_forward_down_leave_;
+  stage.arg = forward;
+  moe_expert_stage_start_(&stage, call->down.panels, call->layer.I);
+  const moe_work_ work = moe_expert_stage_work_(&stage);
+  moe_run_(ctx, &work, 1);
+}
+
+MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) { return moe_forward_down_right_(stage->user, expert); }
 
 MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
   const moe_forward_ *forward = (const moe_forward_ *)stage->user;
@@ -141,8 +171,10 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage), {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
+  if (forward->down) moe_forward_down_(ctx, forward);
   moe_combine_ down = {0};
   down.call = call;
+  down.products = forward->down;
   down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
   down.k = l->I;
   down.right = moe_forward_right_;

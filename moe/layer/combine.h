@@ -6,6 +6,7 @@
 
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
+  float *products; /* [rows,H], already multiplied, or NULL: left times right */
   moe_rows_ left; /* [rows,...] inner type */
   int64_t from; /* first element of a left row that takes part */
   int64_t k;    /* how many do */
@@ -72,17 +73,23 @@ MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   if (first[patch.chunk] < first[patch.chunk + 1]) *ahead = moe_combine_run_ahead_(stage, first[patch.chunk], &patch);
 }
 
-/* Rows order[at, at+left.rows) leave: `count` panels of products from `panel` on. */
-MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, const moe_left_ *left, int64_t at, const moe_patch_ *patch,
-                               int64_t panel, int64_t count) {
+/* The products of row order[at+i] with panel p of a multiplication, and of the layer. */
+MOE_FN float *moe_combine_products_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, int64_t i, int64_t p, int64_t panel) {
+  if (stage->products) return stage->products + stage->call->plan.order[at + i] * stage->call->layer.H + panel * MOE_PANEL;
+  return lane->c + p * MOE_PRODUCTS_FLOATS_(rows) + i * MOE_PANEL;
+}
+
+/* Rows order[at, at+rows) leave: `count` panels of products from `panel` on. */
+MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, const moe_patch_ *patch, int64_t panel,
+                               int64_t count) {
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
   for (int64_t p = 0; p < count; p++) {
     const int64_t h0 = (panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
     float *sum = lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL;
-    for (int64_t i = 0; i < left->rows; i++) {
+    for (int64_t i = 0; i < rows; i++) {
       const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
-      stage->add_row(stage, row, h0, n, moe_lane_products_(lane, left, p) + i * MOE_PANEL, sum + t * MOE_PANEL);
+      stage->add_row(stage, row, h0, n, moe_combine_products_(stage, lane, rows, at, i, p, panel + p), sum + t * MOE_PANEL);
     }
   }
 }
@@ -101,7 +108,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
       right = moe_right_part_(&right, 0, count);
       moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, NULL);
-      moe_combine_leave_(stage, lane, &left, at, patch, panel, count);
+      moe_combine_leave_(stage, lane, left.rows, at, patch, panel, count);
     }
   }
 }
@@ -115,7 +122,8 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
-  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end; at = run_end) {
+  if (stage->products) moe_combine_leave_(stage, &lane, end - plan->chunk_first[patch.chunk], plan->chunk_first[patch.chunk], &patch, patch.panel, patch.panels);
+  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end && !stage->products; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
     const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, &patch) : turn->ahead;
     moe_combine_run_(stage, &lane, at, run_end, &patch, &next);

@@ -119,12 +119,20 @@ MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panel
   return n;
 }
 
-/* Panels that an item over experts takes: a group, or where experts have a few rows each, as many as stream past at once. */
-MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
+MOE_FN int64_t moe_group_used_(const moe_group_ *group) {
   int64_t used = 0;
   for (int64_t e = 0; e < group->E; e++) used += group->first[e + 1] > group->first[e];
-  const int few = group->first[group->E] <= MOE_ROWS_FEW * used;
-  return few ? moe_panels_per_item_(group->lanes, 2 * used, panels, MOE_PANELS_FEW) : moe_panels_per_item_(group->lanes, used, panels, MOE_PANELS_MAX);
+  return used;
+}
+
+/* Whether the experts at work have a few rows each. */
+MOE_FN int moe_group_few_(const moe_group_ *group) { return group->first[group->E] <= MOE_ROWS_FEW * moe_group_used_(group); }
+
+/* Panels that an item over experts takes: a group or, where the weights stream past, as many as can at once. */
+MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
+  const int64_t used = moe_group_used_(group);
+  if (moe_group_few_(group)) return moe_panels_per_item_(group->lanes, moe_ceil_div_(used, 2), panels, MOE_PANELS_FEW);
+  return moe_panels_per_item_(group->lanes, used, panels, MOE_PANELS_MAX);
 }
 
 /* The panels of one item of a stage over experts: [first, first+count) of `panels`, `per_item` at a time. */
