@@ -574,8 +574,8 @@ MOE_DTYPE_LIST(MOE_DECLARE_PACK_)
 /* How a microscaled weight W is stored: codes of 4 bits (e2m1) or 8 (fp8), and one E8M0 scale byte per 32 of them along
    the contraction axis K. Converting moves bits and computes nothing: there and back gives the same bytes.
      E experts; parts = 2 for gate and up, 1 for down; columns per part (I, or H for down); K = H, or I for down.
-     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, lane 0 in its least significant bits: uint16_t of nibbles,
-     uint32_t of fp8.
+     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, lane 0 in its least significant bits: uint16_t of
+     nibbles, uint32_t of fp8.
                       codes                                    scales
      PLAIN            [E,parts,columns,K], or [..,ceil(K/2)]   [E,parts,columns,G]
                       bytes of two nibbles, low = even element
@@ -596,11 +596,11 @@ MOE_DTYPE_LIST(MOE_DECLARE_PACK_)
      NKI_WRAPX        as down, but a last tile of 384 is a tile of 256 and one of 128
    So a PLAIN row made from NKI_STRIDED_X4 is a row of W permuted along K. To quantise for that layout, permute K by
    moe_nki_x4_permutation, then quantise. A weight quantised in plain groups becomes NKI_STRIDED_X4 without loss if the
-   model's hidden units (or, for down, the columns of gate and up) are permuted likewise. With logical_order PLAIN's codes
-   lie in logical order and its scales by position: element index[n] has scale n/32.
+   model's hidden units (or, for down, the columns of gate and up) are permuted likewise. With logical_order PLAIN's
+   codes lie in logical order and its scales by position: element index[n] has scale n/32.
    NKI layouts that group different elements do not convert into each other (UNSUPPORTED).
-   Padding becomes 0 and is not read: words and scales of a last x4 tile where K > 512, unused rows and columns of scales,
-   the high nibble at the end of an odd row.
+   Padding becomes 0 and is not read: words and scales of a last x4 tile where K > 512, unused rows and columns of
+   scales, the high nibble at the end of an odd row.
    Sources: nki-library's moe_cte MX kernels (X4) and matmul_mxfp8 (WRAPX: swizzle_tensor, with fast_dma_transpose for
    WHOLE; 1X32: swizzle_tensor_1x32); gpt-oss's torch/weights.py; ggml's block_mxfp4. */
 typedef enum moe_mx_layout {
@@ -656,7 +656,7 @@ moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout, int32_
 /* The vectors beside those weights, in the order of Trainium's kernels and back. */
 typedef enum moe_nki_vector {
   MOE_NKI_GATE_UP_BIAS = 0, /* [E,2,I] <-> [E,min(I,512)/4,2,ceil(I/512),4]: (g, 512t + q*(R/4) + p) <-> (p,g,t,q) with
-                               R = min(512, I-512t). I % 4 == 0; padding becomes 0. Source: nki-library's moe_cte MX kernels */
+                               R = min(512, I-512t). I % 4 == 0; padding becomes 0. Source: nki-library, as X4 */
   MOE_NKI_DOWN_SCALE = 1    /* [E,1,H]: logical c*128 + p <-> stored p*(H/128) + c; H % 128 == 0. Per-row scales of
                                fp8 weights. Source: nki-library's moe_cte_torch.py, quantisation strategy 5 */
 } moe_nki_vector;

@@ -62,6 +62,7 @@ MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, i
 
 /* Layouts of the same order agree on which element a position is. */
 MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
+  if (K <= MOE_MX_WORD_) return 0;
   switch (layout) {
     case MOE_MX_LAYOUT_NKI_STRIDED_X4: return parts == 2 && K != MOE_MX_TILE_ ? 2 : 1;
     case MOE_MX_LAYOUT_NKI_WRAPX: return K % MOE_MX_TILE_ == 384 ? 3 : 1;
