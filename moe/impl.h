@@ -98,6 +98,9 @@ MOE_TARGET_END
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
 #include "layer/grouped_gemm.h"
+#include "layer/mx_layout_map.h"
+#include "layer/mx_layout.h"
+#include "layer/nki_vector.h"
 
 MOE_EXACT_END
 
