@@ -60,7 +60,12 @@
 
    THREADS AND MEMORY
      The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
-     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. */
+     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R = N*B rows,
+     s = 2 bytes (bf16) or 4, it is at most
+       forward   R*(I*s + 21) bytes, with R <= 8*E also R*H*4, and 3.5 MiB per thread;
+       backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more,
+                 and per thread 0.5 MiB and the largest of 3 MiB, 512*R + 1 MiB, 2 MiB + 4*T;
+     and a few KiB for each expert, block and chunk of 2048 tokens. */
 #ifndef MOE_H
 #define MOE_H
 
@@ -443,7 +448,7 @@ enum { /* bits of `accumulate` */
   MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256
 };
 
-typedef enum moe_shard_option { /* the order in which work is handed out; bits do not depend on it */
+typedef enum moe_shard_option { /* how the device divides the work; here every division gives the same bits, and one is used */
   MOE_SHARD_ON_HIDDEN = 0,
   MOE_SHARD_ON_INTERMEDIATE = 1,
   MOE_SHARD_AUTO = 2

@@ -160,6 +160,7 @@ static int64_t bench_memory_bytes(void) {
 static void bench_machine_start(bench_machine *m, int threads) {
   pool_start(&m->threads, threads);
   m->bytes = bench_memory_bytes();
+  m->reader = bench_readers[0];
   m->memory = (char *)bench_pages(m->bytes + BENCH_AHEAD_MAX);
   if (!m->memory) {
     fprintf(stderr, "moe_bench: not enough memory to measure its bandwidth (%lld bytes)\n", (long long)m->bytes);
@@ -204,10 +205,13 @@ static bench_limits bench_measure_limits(bench_machine *m, int tasks) {
   return limits;
 }
 
-/* What the machine can do right now. Afterwards the caches hold nothing of a layer, unless they are to stay warm. */
+/* Afterwards the caches hold nothing of a layer. Returns the rate at which memory was read meanwhile. */
+static double bench_empty_caches(bench_machine *m) { return bench_read_rate(m, m->threads.threads, m->reader, 1); }
+
+/* What the machine can do right now, and empty caches, unless they are to stay warm. */
 static bench_limits bench_limits_now(bench_machine *m, int warm, bench_limits best) {
   bench_limits limits = best;
-  if (!warm) limits.read = bench_read_rate(m, m->threads.threads, m->reader, 1);
+  if (!warm) limits.read = bench_empty_caches(m);
   bench_measure_arithmetic(m, m->threads.threads, 2, &limits);
   return limits;
 }

@@ -71,9 +71,7 @@ MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, i
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
     for (int64_t at = 0; at < k; at += MOE_W) {
-      float *to = (float *)panel + at * MOE_PANEL + col;
-      if (col + MOE_W <= n && at + MOE_W <= k) MOE_KF(pack_square)(to, src + at * size, stride, MOE_W, MOE_W);
-      else MOE_KF(pack_square)(to, src + at * size, stride, k - at, n - col);
+      MOE_KF(pack_square)((float *)panel + at * MOE_PANEL + col, src + at * size, stride, k - at, n - col);
     }
   if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
 }

@@ -50,9 +50,7 @@ MOE_INLINE void MOE_K(pack_square_pairs)(uint32_t *panel, const char *src, int64
 MOE_FN void MOE_K(pack_columns_pairs)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
   for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
     for (int64_t at = 0; at < k; at += 2 * MOE_W) {
-      uint32_t *to = (uint32_t *)panel + at / 2 * MOE_PANEL + col;
-      if (col + MOE_W <= n && at + 2 * MOE_W <= k) MOE_K(pack_square_pairs)(to, src + 2 * at, stride, 2 * MOE_W, MOE_W);
-      else MOE_K(pack_square_pairs)(to, src + 2 * at, stride, k - at, n - col);
+      MOE_K(pack_square_pairs)((uint32_t *)panel + at / 2 * MOE_PANEL + col, src + 2 * at, stride, k - at, n - col);
     }
 }
 
