@@ -24,7 +24,8 @@ MOE_FN int moe_is_output_(const moe_tensor_ *t) { return t->role == MOE_OUTPUT |
 /* With `sizes_only`, pointers are not looked at (workspace queries). */
 MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensor_ *tensor, int count, int sizes_only) {
   for (int i = 0; i < count; i++)
-    if (tensor[i].bytes < 0) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");
+    if (tensor[i].bytes < 0)
+      return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");
   for (int i = 0; i < count && !sizes_only; i++) {
     const moe_tensor_ *t = &tensor[i];
     if (!t->data && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
@@ -56,7 +57,9 @@ MOE_FN moe_status moe_check_flag_(moe_context *ctx, const char *name, int value)
 }
 
 MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value, int count) {
-  return value >= 0 && value < count ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
+  return value >= 0 && value < count
+             ? MOE_OK
+             : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
 }
 
 #define MOE_DTYPE_COUNT_ (MOE_DTYPE_FP16 + 1)
@@ -71,7 +74,8 @@ MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, const fl
 #ifdef __clang__
   __asm__("" : "+r"(bits));
 #endif
-  return (bits & 0x7f800000u) != 0x7f800000u ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
+  return (bits & 0x7f800000u) != 0x7f800000u ? MOE_OK
+                                             : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
 }
 
 #endif

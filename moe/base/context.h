@@ -51,7 +51,8 @@ MOE_FN moe_status moe_report_workspace_(moe_context *ctx, const moe_arena_ *aren
 /* The part of the caller's workspace that will be written, for the overlap check. */
 MOE_FN moe_tensor_ moe_workspace_tensor_(const moe_arena_ *sized, const void *given, size_t given_bytes) {
   const int64_t need = moe_add_(sized->used, MOE_ALIGN_ - 1);
-  const moe_tensor_ tensor = {"workspace", given, need >= 0 && given_bytes < (size_t)need ? (int64_t)given_bytes : need, 1, MOE_OUTPUT_OPTIONAL};
+  const moe_tensor_ tensor = {"workspace", given, need >= 0 && given_bytes < (size_t)need ? (int64_t)given_bytes : need,
+                              1, MOE_OUTPUT_OPTIONAL};
   return tensor;
 }
 
@@ -97,7 +98,8 @@ typedef struct moe_ahead_ {
 } moe_ahead_;
 
 /* The rows of `bytes` each, whichever lines they touch. */
-MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride, int64_t rows, int64_t bytes) {
+MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride,
+                                  int64_t rows, int64_t bytes) {
   moe_ahead_ ahead = {{first, second}, index, stride, rows, 64, 0, 0, 0, 0};
   const int64_t over = (int64_t)((uintptr_t)first % 64);
   ahead.lines = moe_ceil_div_(over + bytes, 64);
@@ -182,7 +184,9 @@ MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t lane, int64_t n) {
   }
   const int64_t i = (int64_t)atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
   if (i >= job->items) return -1;
-  return job->schedule == MOE_SCHEDULE_SHUFFLED ? (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items) : i;
+  return job->schedule == MOE_SCHEDULE_SHUFFLED
+             ? (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items)
+             : i;
 }
 
 /* A lane claims one item ahead, so that the item under way can have the next one's memory fetched. */

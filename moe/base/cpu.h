@@ -17,8 +17,7 @@ MOE_FN int moe_cpu_has_(moe_isa isa) {
   __builtin_cpu_init();
   switch (isa) {
     case MOE_ISA_SCALAR: return 1;
-    case MOE_ISA_AVX2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && moe_cpu_has_f16c_();
+    case MOE_ISA_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && moe_cpu_has_f16c_();
     case MOE_ISA_AVX512:
       return moe_cpu_has_(MOE_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");

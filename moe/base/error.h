@@ -27,7 +27,7 @@ size_t moe_dtype_size(moe_dtype dtype) {
     case MOE_DTYPE_DEFAULT: return 0;
 #define MOE_DTYPE_CASE_(name, type, NAME) \
   case MOE_DTYPE_##NAME: return sizeof(type);
-    MOE_DTYPE_LIST(MOE_DTYPE_CASE_)
+      MOE_DTYPE_LIST(MOE_DTYPE_CASE_)
 #undef MOE_DTYPE_CASE_
   }
   return 0;
@@ -54,10 +54,10 @@ MOE_FN moe_status moe_succeed_(moe_context *ctx) {
   return MOE_OK;
 }
 
-#define MOE_TRY(expression)                                          \
-  do {                                                               \
-    moe_status moe_try_ = (expression);                              \
-    if (moe_try_ != MOE_OK) return moe_try_;                         \
+#define MOE_TRY(expression)                  \
+  do {                                       \
+    moe_status moe_try_ = (expression);      \
+    if (moe_try_ != MOE_OK) return moe_try_; \
   } while (0)
 
 #endif

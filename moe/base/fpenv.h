@@ -16,7 +16,9 @@ MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) {
   moe_fpenv_set_(0x1f80u);
   return saved;
 }
-MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) { moe_fpenv_set_(saved | (moe_fpenv_get_() & 0x3fu)); } /* flags stay raised */
+MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) {
+  moe_fpenv_set_(saved | (moe_fpenv_get_() & 0x3fu));
+} /* flags stay raised */
 MOE_INLINE void moe_flush_on_(void) { moe_fpenv_set_(0x9fc0u); }
 MOE_INLINE void moe_flush_off_(void) { moe_fpenv_set_(0x1f80u); }
 #elif defined(__aarch64__)

@@ -45,7 +45,9 @@ MOE_INLINE __m256i moe_lanes_avx2(int64_t n) {
 }
 
 MOE_INLINE __m256 moe_load_avx2(const void *p) { return _mm256_loadu_ps((const float *)p); }
-MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) { return _mm256_maskload_ps((const float *)p, moe_lanes_avx2(n)); }
+MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) {
+  return _mm256_maskload_ps((const float *)p, moe_lanes_avx2(n));
+}
 MOE_INLINE void moe_store_avx2(void *p, __m256 x) { _mm256_storeu_ps((float *)p, x); }
 MOE_INLINE void moe_storen_avx2(void *p, __m256 x, int64_t n) { _mm256_maskstore_ps((float *)p, moe_lanes_avx2(n), x); }
 MOE_INLINE __m256i moe_loadi_avx2(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -68,7 +70,9 @@ MOE_INLINE __m256i moe_loadu16n_avx2(const void *p, int64_t n) { return _mm256_c
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
 
-MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
 
 MOE_INLINE __m128i moe_bf16_encode_avx2(__m256 x) {
   __m256i bits = _mm256_castps_si256(moe_canon_avx2(x));
@@ -78,7 +82,9 @@ MOE_INLINE __m128i moe_bf16_encode_avx2(__m256 x) {
 }
 
 /* VCVTPS2PH keeps a NaN's sign, so the canonical NaN goes in. */
-MOE_INLINE __m128i moe_fp16_encode_avx2(__m256 x) { return _mm256_cvtps_ph(moe_canon_avx2(x), _MM_FROUND_TO_NEAREST_INT); }
+MOE_INLINE __m128i moe_fp16_encode_avx2(__m256 x) {
+  return _mm256_cvtps_ph(moe_canon_avx2(x), _MM_FROUND_TO_NEAREST_INT);
+}
 
 MOE_INLINE __m256 moe_load_f32_avx2(const void *p) { return moe_load_avx2(p); }
 MOE_INLINE __m256 moe_loadn_f32_avx2(const void *p, int64_t n) { return moe_loadn_avx2(p, n); }

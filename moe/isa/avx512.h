@@ -48,13 +48,19 @@ MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_st
 MOE_INLINE __m512i moe_loadi_avx512(const void *p) { return _mm512_loadu_si512(p); }
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
 MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) { return _mm256_maskz_loadu_epi16(moe_lanes_avx512(n), p); }
+MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) {
+  return _mm256_maskz_loadu_epi16(moe_lanes_avx512(n), p);
+}
 MOE_INLINE __m512i moe_loadu16_avx512(const void *p) { return _mm512_cvtepu16_epi32(moe_load16_avx512(p)); }
-MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) { return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n)); }
+MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) {
+  return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n));
+}
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
 
-MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
 
 /* In integers, because VCVTNEPS2BF16 flushes subnormals. */
 MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
@@ -72,17 +78,23 @@ MOE_INLINE __m256i moe_fp16_encode_avx512(__m512 x) {
 MOE_INLINE __m512 moe_load_f32_avx512(const void *p) { return moe_load_avx512(p); }
 MOE_INLINE __m512 moe_loadn_f32_avx512(const void *p, int64_t n) { return moe_loadn_avx512(p, n); }
 MOE_INLINE __m512 moe_load_bf16_avx512(const void *p) { return moe_bf16_decode_avx512(moe_load16_avx512(p)); }
-MOE_INLINE __m512 moe_loadn_bf16_avx512(const void *p, int64_t n) { return moe_bf16_decode_avx512(moe_load16n_avx512(p, n)); }
+MOE_INLINE __m512 moe_loadn_bf16_avx512(const void *p, int64_t n) {
+  return moe_bf16_decode_avx512(moe_load16n_avx512(p, n));
+}
 MOE_INLINE __m512 moe_load_fp16_avx512(const void *p) { return _mm512_cvtph_ps(moe_load16_avx512(p)); }
 MOE_INLINE __m512 moe_loadn_fp16_avx512(const void *p, int64_t n) { return _mm512_cvtph_ps(moe_load16n_avx512(p, n)); }
 
 MOE_INLINE void moe_store_f32_avx512(void *p, __m512 x) { moe_store_avx512(p, moe_canon_avx512(x)); }
 MOE_INLINE void moe_storen_f32_avx512(void *p, __m512 x, int64_t n) { moe_storen_avx512(p, moe_canon_avx512(x), n); }
-MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x)); }
+MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) {
+  _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x));
+}
 MOE_INLINE void moe_storen_bf16_avx512(void *p, __m512 x, int64_t n) {
   _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_bf16_encode_avx512(x));
 }
-MOE_INLINE void moe_store_fp16_avx512(void *p, __m512 x) { _mm256_storeu_si256((__m256i *)p, moe_fp16_encode_avx512(x)); }
+MOE_INLINE void moe_store_fp16_avx512(void *p, __m512 x) {
+  _mm256_storeu_si256((__m256i *)p, moe_fp16_encode_avx512(x));
+}
 MOE_INLINE void moe_storen_fp16_avx512(void *p, __m512 x, int64_t n) {
   _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_fp16_encode_avx512(x));
 }
@@ -95,12 +107,11 @@ MOE_INLINE void moe_transpose_avx512(__m512i v[16]) {
     t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
   }
   MOE_UNROLL
-  for (int i = 0; i < 16; i += 4)
-    MOE_UNROLL
-    for (int j = 0; j < 2; j++) {
-      q[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-      q[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-    }
+  for (int i = 0; i < 16; i += 4) MOE_UNROLL
+  for (int j = 0; j < 2; j++) {
+    q[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+    q[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+  }
   /* q[4b+j], 128-bit lane l: rows 4b..4b+3 of column 4l+j. */
   MOE_UNROLL
   for (int j = 0; j < 4; j++) {

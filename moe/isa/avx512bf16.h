@@ -4,7 +4,9 @@
 #define MOE_ISA_AVX512BF16_H
 
 /* Per 32-bit lane: fma(a.lo, b.lo, fma(a.hi, b.hi, c)), subnormals in and out taken as zero. */
-MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
 
 /* The first n bf16 as pairs in words, the rest zero. */
 MOE_INLINE __m512i moe_loadi16n_avx512(const void *p, int64_t n) {

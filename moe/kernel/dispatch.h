@@ -2,7 +2,8 @@
 #ifndef MOE_KERNEL_DISPATCH_H
 #define MOE_KERNEL_DISPATCH_H
 
-static atomic_int moe_isa_word_; /* 0 = not looked yet, else the instruction set + 1, and whether the user asked for it */
+static atomic_int
+    moe_isa_word_; /* 0 = not looked yet, else the instruction set + 1, and whether the user asked for it */
 enum { MOE_ISA_ASKED_ = 256 };
 
 /* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the f32
@@ -59,9 +60,7 @@ const char *moe_isa_name(moe_isa isa) {
   return "unknown";
 }
 
-int moe_isa_supported(moe_isa isa) {
-  return (int)isa >= 0 && isa <= MOE_ISA_AVX512BF16 && moe_cpu_has_(isa);
-}
+int moe_isa_supported(moe_isa isa) { return (int)isa >= 0 && isa <= MOE_ISA_AVX512BF16 && moe_cpu_has_(isa); }
 
 moe_status moe_isa_limit(moe_isa isa) {
   if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;

@@ -8,16 +8,16 @@
 enum {
   MOE_PIECE_F32_ = 128, /* k per piece: 32 KiB of panel */
   MOE_PIECE_PAIRS_ = 256,
-  MOE_ROWS_FEW = 8,     /* up to so many rows are multiplied as the weights stream past */
-  MOE_PANELS_FEW = 64,  /* and with so many panels at a time */
+  MOE_ROWS_FEW = 8,         /* up to so many rows are multiplied as the weights stream past */
+  MOE_PANELS_FEW = 64,      /* and with so many panels at a time */
   MOE_STREAM_AHEAD_ = 16384 /* bytes that are under way from memory meanwhile */
 };
 
 /* Bytes of a packed piece, of a row's part in it (of either kind), floats of one panel's products and of all. */
-#define MOE_PIECE_BYTES_ ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
-#define MOE_PIECE_ROW_BYTES_ ((int64_t)MOE_PIECE_F32_ * 4)
+#define MOE_PIECE_BYTES_           ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
+#define MOE_PIECE_ROW_BYTES_       ((int64_t)MOE_PIECE_F32_ * 4)
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
-#define MOE_PRODUCTS_ALL_ (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+#define MOE_PRODUCTS_ALL_          (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
 MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
 
@@ -39,7 +39,8 @@ typedef struct moe_left_ {
 } moe_left_;
 
 /* Rows [first, first+count) of a matrix, from element `from` on. */
-MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype, int64_t from, char *gathered) {
+MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype,
+                                int64_t from, char *gathered) {
   const int64_t size = moe_dtype_bytes_(dtype);
   left->rows = count;
   left->dtype = dtype;
@@ -85,7 +86,8 @@ MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_
   moe_right_ part = *right;
   part.n = moe_min_(count * width, right->n - at);
   if (right->panel) part.panel += first * right->panel_bytes;
-  for (int p = 0; p < 2 && right->base[p]; p++) part.base[p] += at * (right->transposed ? right->stride : moe_dtype_bytes_(right->dtype));
+  for (int p = 0; p < 2 && right->base[p]; p++)
+    part.base[p] += at * (right->transposed ? right->stride : moe_dtype_bytes_(right->dtype));
   return part;
 }
 
@@ -102,14 +104,17 @@ MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
 }
 
 /* Elements [from, from+k) of the right operand as a panel. */
-MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k, void *panel) {
+MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
+                            int64_t k, void *panel) {
   if (right->transposed) {
-    kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype), right->stride, k, right->n);
+    kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype),
+                                              right->stride, k, right->n);
     return;
   }
   for (int64_t p = 0; p < right->parts; p++) {
     const moe_rows_ rows = {right->base[p] + from * right->stride, right->stride, NULL};
-    kernels->pack_rows[kind][right->dtype](panel, MOE_PANEL / right->parts * p, MOE_PANEL / right->parts, &rows, k, right->n);
+    kernels->pack_rows[kind][right->dtype](panel, MOE_PANEL / right->parts * p, MOE_PANEL / right->parts, &rows, k,
+                                           right->n);
   }
 }
 
@@ -118,12 +123,14 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
   const int64_t size = moe_dtype_bytes_(right->dtype);
   if (right->panel) {
     const moe_ahead_ none = {0};
-    moe_ahead_ ahead = moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, 64, moe_panel_bytes_(kind, k) / 64, 1);
+    moe_ahead_ ahead =
+        moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, 64, moe_panel_bytes_(kind, k) / 64, 1);
     ahead.pitch = right->panel_bytes;
     ahead.lines = moe_right_panels_(right);
     return right->fetch ? ahead : none;
   }
-  if (right->transposed) return moe_ahead_rows_(right->base[0] + from * size, NULL, NULL, right->stride, right->n, k * size);
+  if (right->transposed)
+    return moe_ahead_rows_(right->base[0] + from * size, NULL, NULL, right->stride, right->n, k * size);
   const char *second = right->parts == 2 ? right->base[1] + from * right->stride : NULL;
   return moe_ahead_rows_(right->base[0] + from * right->stride, second, NULL, right->stride, k, right->n * size);
 }
@@ -152,7 +159,8 @@ typedef struct moe_operands_ {
 
 /* Whether the rows are so few that the right operand is multiplied as it streams past. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed && kernels->stream[right->dtype];
+  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed &&
+         kernels->stream[right->dtype];
 }
 
 /* How many panels to multiply at a time. */
@@ -165,8 +173,10 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
   const moe_left_ *left = m->left;
   const int64_t at = from / 2 * left->step;
   for (int64_t i = 0; i < left->rows; i++, to += MOE_PIECE_ROW_BYTES_) {
-    if (as_f32) m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
-    else memcpy(to, left->row[i] + at, (size_t)(n * 2));
+    if (as_f32)
+      m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
+    else
+      memcpy(to, left->row[i] + at, (size_t)(n * 2));
   }
 }
 
@@ -190,7 +200,8 @@ MOE_INLINE void moe_piece_fetch_(moe_piece_at_ *piece, moe_tile_ *tile) {
 }
 
 /* The rows' next elements: there are more rows than streams a prefetcher can follow. Each of the panels fetches its share. */
-MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel, int64_t panels) {
+MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
+                            int64_t panels) {
   const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
   const int64_t lines = moe_ceil_div_(bytes, 64);
   for (int64_t j = 0; j < rows; j++)
@@ -199,7 +210,8 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
 }
 
 /* All rows times one packed panel. */
-MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels, const void *packed) {
+MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels,
+                                const void *packed) {
   const moe_left_ *left = m->left;
   const int in_panel = !piece->gathered;
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
@@ -212,7 +224,8 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
-      tile.row[j] = in_panel ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
+      tile.row[j] =
+          in_panel ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
     moe_piece_fetch_(piece, &tile);
     if (!in_panel && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
     m->kernels->tile[m->product](&tile);
@@ -222,8 +235,17 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
 MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   const moe_right_ *right = m->right;
   const int64_t run = right->parts * right->n * moe_dtype_bytes_(right->dtype);
-  moe_stream_ s = {(const float *)(const void *)piece->gathered, m->left->rows, MOE_PIECE_F32_, piece->n, {right->base[0], right->base[1]},
-                   right->parts, right->stride, right->n, 0, m->c, MOE_PRODUCTS_FLOATS_(m->left->rows)};
+  moe_stream_ s = {(const float *)(const void *)piece->gathered,
+                   m->left->rows,
+                   MOE_PIECE_F32_,
+                   piece->n,
+                   {right->base[0], right->base[1]},
+                   right->parts,
+                   right->stride,
+                   right->n,
+                   0,
+                   m->c,
+                   MOE_PRODUCTS_FLOATS_(m->left->rows)};
   for (int64_t p = 0; p < right->parts; p++) s.base[p] += piece->from * right->stride;
   s.ahead = moe_max_(4, MOE_STREAM_AHEAD_ / run / 4 * 4) * right->stride;
   m->kernels->stream[right->dtype](&s);
@@ -235,14 +257,16 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_right_ *right = m->right;
   const int streams = moe_streams_(m->kernels, left, right), in_panel = left->step > 8;
   const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
-  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_, k = right->k, panels = moe_right_panels_(right);
+  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_, k = right->k,
+                panels = moe_right_panels_(right);
 #if MOE_X86
   const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();
 #endif
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
-  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_min_(size, k) / 2);
+  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS),
+                  moe_min_(size, k) / 2);
   if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
@@ -256,8 +280,10 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
       moe_stream_piece_(m, &piece);
       continue;
     }
-    if (piece.more > 0) piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
-    else if (m->next) piece.ahead = *m->next;
+    if (piece.more > 0)
+      piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
+    else if (m->next)
+      piece.ahead = *m->next;
     moe_ahead_pace_(&piece.ahead, panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_max_(1, piece.n / 2));
     for (int64_t p = 0; p < panels; p++) {
       const char *packed = m->piece;

@@ -9,7 +9,7 @@
 #define MOE_KERNEL_TABLE_H
 
 enum {
-  MOE_PANEL = 64,    /* columns of a panel */
+  MOE_PANEL = 64,     /* columns of a panel */
   MOE_ROWS_MAX = 384, /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_PANELS_MAX = 4, /* panels of B side by side in a group: they share what is read of A, and pages of B */
   MOE_TILE_ROWS = 6   /* rows of A in registers */
@@ -43,14 +43,14 @@ typedef struct moe_glu_ {
 /* One row of at most MOE_PANEL columns on its way through the gated unit; all arrays are float. */
 typedef struct moe_glu_row_ {
   int64_t n;
-  float *gate, *up;             /* forward: products in, clamped pre-activations out; backward: those in */
+  float *gate, *up;                 /* forward: products in, clamped pre-activations out; backward: those in */
   const float *gate_bias, *up_bias; /* forward, or NULL */
-  float pre_scale;              /* forward: multiplies the products */
-  float scale;                  /* multiplies m on its way out (backward: and dm on its way in) */
-  float *m;                     /* out: scale * m */
-  const float *dm;              /* backward in: gradient of m before scale */
-  float *dgate, *dup;           /* backward out */
-  float dot;                    /* backward out: <dm, m>, both before scale */
+  float pre_scale;                  /* forward: multiplies the products */
+  float scale;                      /* multiplies m on its way out (backward: and dm on its way in) */
+  float *m;                         /* out: scale * m */
+  const float *dm;                  /* backward in: gradient of m before scale */
+  float *dgate, *dup;               /* backward out */
+  float dot;                        /* backward out: <dm, m>, both before scale */
 } moe_glu_row_;
 
 typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
@@ -102,8 +102,8 @@ typedef struct moe_kernels {
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
-  float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
-  void (*exp_row)(float *y, const float *x, float shift, int64_t n);                       /* y = exp(x - shift) */
+  float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
+  void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */
   void (*score_row)(float *y, float *dy, const float *x, moe_score_function score_function, int64_t n);
 } moe_kernels;

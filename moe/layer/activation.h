@@ -8,7 +8,8 @@ MOE_FN float moe_resolve_alpha_(moe_activation activation, float alpha) {
   return activation == MOE_ACT_SWISH ? 1.702f : 1.0f;
 }
 
-moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x, float *y, float *dy, int64_t n) {
+moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x, float *y,
+                              float *dy, int64_t n) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "activation", (int)activation, MOE_ACT_COUNT_));
   MOE_TRY(moe_check_finite_(ctx, "alpha", &alpha));

@@ -7,9 +7,9 @@ typedef struct moe_blockwise_ {
   moe_group_ group;
   moe_blockwise_layer layer; /* block_to_expert NULL when block e is expert e */
   moe_dtype dtype, affinity_dtype, checkpoint_dtype;
-  moe_dtype inner_dtype; /* of intermediates: contract 3 */
+  moe_dtype inner_dtype;                     /* of intermediates: contract 3 */
   int64_t size, inner_size, checkpoint_size; /* bytes of an element */
-  moe_packed_ gate_up, down; /* how the weights divide into panels */
+  moe_packed_ gate_up, down;                 /* how the weights divide into panels */
   moe_glu_ glu;
   moe_plan_ plan;
 } moe_blockwise_;
@@ -26,15 +26,17 @@ MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
 /* ------------------------------------------------------------------------------------------------------ validation */
 
 MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
-  const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit, config->up_clamp_lower_limit};
-  static const char *const name[4] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit", "config.up_clamp_upper_limit",
-                                      "config.up_clamp_lower_limit"};
+  const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
+                          config->up_clamp_lower_limit};
+  static const char *const name[4] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit",
+                                      "config.up_clamp_upper_limit", "config.up_clamp_lower_limit"};
   MOE_TRY(moe_check_enum_(ctx, "config.activation", (int)config->activation, MOE_ACT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_ON_I + 1));
   MOE_TRY(moe_check_flag_(ctx, "config.skip_gate", config->skip_gate));
   MOE_TRY(moe_check_finite_(ctx, "config.alpha", &config->alpha));
   MOE_TRY(moe_check_finite_(ctx, "config.up_offset", &config->up_offset));
-  if (config->clamp > 15u) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.clamp", "has bits that are no MOE_CLAMP_* flag");
+  if (config->clamp > 15u)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.clamp", "has bits that are no MOE_CLAMP_* flag");
   for (int i = 0; i < 4; i++)
     if (config->clamp >> i & 1u) MOE_TRY(moe_check_finite_(ctx, name[i], &limit[i]));
   return MOE_OK;
@@ -49,7 +51,8 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   MOE_TRY(moe_check_count_(ctx, "N", layer->N));
   MOE_TRY(moe_check_count_(ctx, "B", layer->B));
   const int64_t slots = moe_mul_(layer->N, layer->B);
-  if (slots < 0 || slots >= INT32_MAX) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "N", "times B does not fit in 32-bit positions");
+  if (slots < 0 || slots >= INT32_MAX)
+    return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "N", "times B does not fit in 32-bit positions");
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)layer->affinity_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
@@ -66,7 +69,8 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
   const moe_role_ expert_role = dropping ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   const moe_tensor_ own[MOE_LAYER_TENSORS_] = {
       {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
-      {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size, affinity_role},
+      {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size,
+       affinity_role},
       {"gate_up_proj_weight", l->gate_up_proj_weight, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), size), size, MOE_INPUT},
       {"down_proj_weight", l->down_proj_weight, moe_mul4_(l->E, l->I, l->H, size), size, MOE_INPUT},
       {"gate_and_up_proj_bias", l->gate_and_up_proj_bias, moe_mul4_(l->E, 2, l->I, size), size, MOE_INPUT_OPTIONAL},
@@ -82,8 +86,15 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
 /* ------------------------------------------------------------------------------------------------------ resolution */
 
 MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
-  const moe_glu_ glu = {config->activation, moe_resolve_alpha_(config->activation, config->alpha), config->up_offset, config->skip_gate, config->clamp,
-                  config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit, config->up_clamp_lower_limit};
+  const moe_glu_ glu = {config->activation,
+                        moe_resolve_alpha_(config->activation, config->alpha),
+                        config->up_offset,
+                        config->skip_gate,
+                        config->clamp,
+                        config->gate_clamp_upper_limit,
+                        config->gate_clamp_lower_limit,
+                        config->up_clamp_upper_limit,
+                        config->up_clamp_lower_limit};
   return glu;
 }
 
@@ -101,12 +112,14 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
   call->glu = moe_resolve_glu_(&layer->config);
-  call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype, layer->E, layer->H, layer->I);
+  call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
+                                 layer->E, layer->H, layer->I);
   call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
-MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n, float *buffer) {
+MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n,
+                                       float *buffer) {
   if (!tensor) return NULL;
   memset(buffer, 0, MOE_PANEL * sizeof *buffer);
   call->group.kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);

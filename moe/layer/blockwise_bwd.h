@@ -8,7 +8,7 @@ typedef struct moe_backward_ {
   moe_dtype weight_grad_dtype;
   void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
   char *am, *pre, *scaled;
-  float *dot;        /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+  float *dot; /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -20,7 +20,8 @@ MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockw
   MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
-  if (args->accumulate >= 64u) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
+  if (args->accumulate >= 64u)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
   if (args->block_tile_size < 0 || (args->block_tile_size > 0 && args->layer.B % args->block_tile_size != 0))
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_tile_size", "must be 0 or divide B");
   if (args->kernel_type == MOE_KERNEL_DROPPING && args->layer.N != args->layer.E)
@@ -30,22 +31,30 @@ MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockw
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *backward, const moe_arena_ *sized, int sizes_only) {
+MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *backward, const moe_arena_ *sized,
+                                      int sizes_only) {
   const moe_blockwise_mm_bwd_args *args = backward->args;
   const moe_blockwise_layer *l = &args->layer;
-  const int64_t size = backward->call.size, saved = backward->call.checkpoint_size, affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
+  const int64_t size = backward->call.size, saved = backward->call.checkpoint_size,
+                affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
   const int64_t grad = moe_dtype_bytes_(backward->weight_grad_dtype);
   moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 10];
   int n = moe_layer_tensors_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensor);
   const moe_tensor_ own[] = {
-      {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
-      {"down_proj_act_checkpoint", args->down_proj_act_checkpoint, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
+      {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T,
+       moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
+      {"down_proj_act_checkpoint", args->down_proj_act_checkpoint, moe_mul4_(l->N, l->B, l->H, saved), saved,
+       MOE_INPUT_OPTIONAL},
       {"output_hidden_states_grad", args->output_hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
-      {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity, MOE_OUTPUT_OPTIONAL},
-      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), grad), grad, MOE_OUTPUT_OPTIONAL},
-      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_mul4_(l->E, l->I, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
-      {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad, MOE_OUTPUT_OPTIONAL},
+      {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity,
+       MOE_OUTPUT_OPTIONAL},
+      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), grad), grad,
+       MOE_OUTPUT_OPTIONAL},
+      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_mul4_(l->E, l->I, l->H, grad), grad,
+       MOE_OUTPUT_OPTIONAL},
+      {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad,
+       MOE_OUTPUT_OPTIONAL},
       {"down_proj_bias_grad", args->down_proj_bias_grad, moe_mul3_(l->E, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
       moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
@@ -62,11 +71,14 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   const int64_t rows = moe_mul_(l->N, l->B), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
-  backward->recomputed = backward->args->gate_up_proj_act_checkpoint_T ? NULL : moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size));
+  backward->recomputed = backward->args->gate_up_proj_act_checkpoint_T
+                             ? NULL
+                             : moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size));
   backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
-  backward->dot = (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
+  backward->dot =
+      (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
   const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_FEW * MOE_BIAS_SUMS_;
   moe_lanes_layout_(&call->group, arena, lanes, rows, depth, moe_max_(moe_combine_floats_(call), moe_max_(l->T, sums)),
                     moe_panel_bytes_(call->group.panel, rows), moe_weight_grad_panel_bytes_(&call->group, rows));
@@ -101,7 +113,8 @@ MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_
   float scale = 1.0f, x[MOE_PANEL];
   if (moe_pre_scaled_(&l->config)) {
     const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
-    call->group.kernels.load_row[call->dtype](x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
+    call->group.kernels.load_row[call->dtype](
+        x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
     backward->dot[row * panels + h0 / MOE_PANEL] = call->group.kernels.dot(c, x, n);
     scale = call->plan.affinity[row];
   }
@@ -196,7 +209,8 @@ MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
   stage.output_grad = (const char *)args->output_hidden_states_grad;
   stage.dot = post || pre ? backward->dot : NULL;
   stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_PANEL);
-  if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H) stage.down_checkpoint = (const char *)args->down_proj_act_checkpoint;
+  if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
+    stage.down_checkpoint = (const char *)args->down_proj_act_checkpoint;
   stage.bias_term = post && call->layer.down_proj_bias != NULL;
   stage.affinity_grad = (char *)args->expert_affinities_masked_grad;
   stage.down_bias_grad = (char *)args->down_proj_bias_grad;
@@ -218,7 +232,8 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small, NULL};
   const moe_work_ work[] = {
-      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden, moe_combine_ahead_},
+      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
+       moe_combine_ahead_},
       {moe_weight_grad_items_(&gate_up), moe_weight_grad_item_, &gate_up, moe_weight_grad_ahead_},
       {moe_weight_grad_items_(&down), moe_weight_grad_item_, &down, moe_weight_grad_ahead_},
       {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
@@ -230,7 +245,8 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, moe_dtype dtype,
+                                    size_t *bytes, int sizes_only) {
   moe_backward_ backward;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -250,13 +266,13 @@ MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_BACKWARD_(name, type, NAME)                                                                      \
-  moe_status moe_blockwise_mm_bwd_##name(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {                 \
-    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                 \
-  }                                                                                                                 \
-  moe_status moe_blockwise_mm_bwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_bwd_args *args,  \
-                                                          size_t *bytes) {                                          \
-    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                \
+#define MOE_DEFINE_BACKWARD_(name, type, NAME)                                                                     \
+  moe_status moe_blockwise_mm_bwd_##name(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {                \
+    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                \
+  }                                                                                                                \
+  moe_status moe_blockwise_mm_bwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, \
+                                                          size_t *bytes) {                                         \
+    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                               \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_BACKWARD_)
 #undef MOE_DEFINE_BACKWARD_

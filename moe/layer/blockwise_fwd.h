@@ -26,11 +26,15 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
       {l->H % 512 != 0 || l->H > 8192, "H", "must be a multiple of 512 up to 8192 on the device"},
       {l->I % 16 != 0 || l->I < 2048 || l->I > 16384, "I", "must be a multiple of 16 from 2048 to 16384 on the device"},
       {l->E < 8 || l->E > 64, "E", "must be between 8 and 64 on the device"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && checkpoints, "gate_up_activations_T", "and down_activations are not saved by SHARD_ON_BLOCK"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && mode == MOE_AFFINITY_PRE_SCALE_DELAYED, "config.affinity_mode", "is not taken by SHARD_ON_BLOCK"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && ctx && ctx->schedule != MOE_SCHEDULE_PING_PONG, "ctx.schedule", "must be PING_PONG for SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && checkpoints, "gate_up_activations_T",
+       "and down_activations are not saved by SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && mode == MOE_AFFINITY_PRE_SCALE_DELAYED, "config.affinity_mode",
+       "is not taken by SHARD_ON_BLOCK"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK && ctx && ctx->schedule != MOE_SCHEDULE_PING_PONG, "ctx.schedule",
+       "must be PING_PONG for SHARD_ON_BLOCK"},
       {args->spec == MOE_CTE_SHARD_ON_I && l->skip_weight, "skip_weight", "is not taken by SHARD_ON_I"},
-      {args->spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T", "and down_activations are not saved by SHARD_ON_I_HYBRID"},
+      {args->spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T",
+       "and down_activations are not saved by SHARD_ON_I_HYBRID"},
       {args->spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
        "must be POST_SCALE or ON_I for SHARD_ON_I_DROPPING"},
   };
@@ -49,7 +53,8 @@ MOE_FN moe_status moe_forward_check_options_(moe_context *ctx, const moe_blockwi
   MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
   MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
-  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX) return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "spec", "needs MX-quantised weights");
+  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX)
+    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "spec", "needs MX-quantised weights");
   if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && args->layer.N != args->layer.E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
   if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
@@ -66,7 +71,8 @@ MOE_FN int64_t moe_forward_rows_(const moe_blockwise_mm_fwd_args *args) {
   return moe_mul_(args->layer.T + padding_row, moe_forward_slots_(args));
 }
 
-MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forward, const moe_arena_ *sized, int sizes_only) {
+MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forward, const moe_arena_ *sized,
+                                     int sizes_only) {
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &args->layer;
   const int64_t size = forward->call.size, saved = forward->call.checkpoint_size;
@@ -75,16 +81,20 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
   if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID) tensor[n - 1].role = MOE_INPUT;
   if (l->packed_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
   if (l->packed_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
-  tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_OUTPUT_OPTIONAL};
-  tensor[n++] = (moe_tensor_){"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL};
+  tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T,
+                              moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_OUTPUT_OPTIONAL};
+  tensor[n++] = (moe_tensor_){"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved,
+                              MOE_OUTPUT_OPTIONAL};
   tensor[n++] = (moe_tensor_){"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT};
   tensor[n++] = moe_packed_tensor_(&forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight);
   tensor[n++] = moe_packed_tensor_(&forward->call.down, "packed_down_weight", l->packed_down_weight);
   tensor[n++] = moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes);
   MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
   if (sizes_only) return MOE_OK;
-  MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight, l->packed_gate_up_bytes));
-  MOE_TRY(moe_packed_check_(ctx, &forward->call.down, "packed_down_weight", l->packed_down_weight, l->packed_down_bytes));
+  MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight,
+                            l->packed_gate_up_bytes));
+  MOE_TRY(
+      moe_packed_check_(ctx, &forward->call.down, "packed_down_weight", l->packed_down_weight, l->packed_down_bytes));
   if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
   return moe_plan_check_(ctx, &forward->call.layer);
 }
@@ -98,7 +108,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   const int few = l->N * l->B <= MOE_ROWS_FEW * l->E;
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
   forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call), 0, 0);
+  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call),
+                    0, 0);
 }
 
 /* The down projection by itself, each expert's weights read through once. */
@@ -113,8 +124,8 @@ MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *products, co
   (void)span;
   for (int64_t p = 0; p < products->panels; p++)
     for (int64_t i = 0; i < products->rows; i++)
-      memcpy(forward->down + (products->first + i) * H + (products->panel + p) * MOE_PANEL, moe_products_of_(products, p) + i * MOE_PANEL,
-             (size_t)moe_products_columns_(products, p) * sizeof(float));
+      memcpy(forward->down + (products->first + i) * H + (products->panel + p) * MOE_PANEL,
+             moe_products_of_(products, p) + i * MOE_PANEL, (size_t)moe_products_columns_(products, p) * sizeof(float));
 }
 
 MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {
@@ -131,7 +142,9 @@ MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {
   moe_run_(ctx, &work, 1);
 }
 
-MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) { return moe_forward_down_right_(stage->user, expert); }
+MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) {
+  return moe_forward_down_right_(stage->user, expert);
+}
 
 MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
   const moe_forward_ *forward = (const moe_forward_ *)stage->user;
@@ -146,7 +159,8 @@ MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t
   if (forward->args->down_activations) {
     if (bias) call->group.kernels.add_scaled(c, bias, NULL, 1.0f, n);
     bias = NULL;
-    call->group.kernels.store_row[call->checkpoint_dtype]((char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
+    call->group.kernels.store_row[call->checkpoint_dtype](
+        (char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
   }
   call->group.kernels.add_scaled(sum, c, bias, l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? a : 1.0f, n);
 }
@@ -154,7 +168,8 @@ MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t
 /* The rows of a device-shaped output that are not a token's sum. */
 MOE_FN void moe_forward_blank_rows_(const moe_forward_ *forward) {
   const moe_blockwise_mm_fwd_args *args = forward->args;
-  const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args), bytes = args->layer.H * forward->call.size;
+  const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args),
+                bytes = args->layer.H * forward->call.size;
   if (args->accumulate_output) return;
   for (int64_t i = 0; i < rows; i++)
     if (i % slots != 0 || i / slots >= args->layer.T) memset((char *)args->output + i * bytes, 0, (size_t)bytes);
@@ -169,7 +184,8 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);
-  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage), {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
+  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
+                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
   if (forward->down) moe_forward_down_(ctx, forward);
   moe_combine_ down = {0};
@@ -190,7 +206,8 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype,
+                                   size_t *bytes, int sizes_only) {
   moe_forward_ forward;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -208,13 +225,13 @@ MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_FORWARD_(name, type, NAME)                                                                       \
-  moe_status moe_blockwise_mm_fwd_##name(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {                 \
-    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                  \
-  }                                                                                                                 \
-  moe_status moe_blockwise_mm_fwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_fwd_args *args,  \
-                                                          size_t *bytes) {                                          \
-    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                 \
+#define MOE_DEFINE_FORWARD_(name, type, NAME)                                                                      \
+  moe_status moe_blockwise_mm_fwd_##name(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {                \
+    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                 \
+  }                                                                                                                \
+  moe_status moe_blockwise_mm_fwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, \
+                                                          size_t *bytes) {                                         \
+    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_FORWARD_)
 #undef MOE_DEFINE_FORWARD_

@@ -17,22 +17,24 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
 }
 
 /* Columns [i0, i0+n) of rows [row, row+rows), one run, from x, whose rows are 64 apart. */
-MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up, int64_t i0, int64_t n,
-                                  const float *x) {
+MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
+                                  int64_t i0, int64_t n, const float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
   call->group.kernels.transpose_tile(columns, x, rows, n);
   for (int64_t i = 0; i < n; i++)
     call->group.kernels.store_row[call->checkpoint_dtype](
-        (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size, columns + i * MOE_PANEL, rows);
+        (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size,
+        columns + i * MOE_PANEL, rows);
 }
 
-MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows, int64_t up, int64_t i0, int64_t n,
-                                 float *x) {
+MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
+                                 int64_t up, int64_t i0, int64_t n, float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
   for (int64_t i = 0; i < n; i++)
     call->group.kernels.load_row[call->checkpoint_dtype](
         columns + i * MOE_PANEL,
-        (const char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size, rows);
+        (const char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size,
+        rows);
   call->group.kernels.transpose_tile(x, columns, n, rows);
 }
 
@@ -51,10 +53,12 @@ MOE_FN void moe_blank_item_(void *arg, int64_t b, moe_turn_ *turn) {
   for (int64_t r = 0, end; r < l->B; r = end) {
     const uint8_t *used = call->plan.used + b * l->B;
     for (end = r + 1; end < l->B && used[end] == used[r];) end++;
-    if (!used[r] && blank->down) memset(blank->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
+    if (!used[r] && blank->down)
+      memset(blank->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
     for (int64_t i = 0; i < 2 * l->I && blank->gate_up; i++)
       if (!used[r] || (call->glu.skip_gate && i < l->I))
-        memset(blank->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0, (size_t)((end - r) * size));
+        memset(blank->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0,
+               (size_t)((end - r) * size));
   }
 }
 

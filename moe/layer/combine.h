@@ -7,9 +7,9 @@
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
   float *products; /* [rows,H], already multiplied, or NULL: left times right */
-  moe_rows_ left; /* [rows,...] inner type */
-  int64_t from; /* first element of a left row that takes part */
-  int64_t k;    /* how many do */
+  moe_rows_ left;  /* [rows,...] inner type */
+  int64_t from;    /* first element of a left row that takes part */
+  int64_t k;       /* how many do */
   moe_right_ (*right)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
   /* Adds product row c of `row` into sum; may change c. h0, n: which columns. */
   void (*add_row)(const struct moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum);
@@ -27,9 +27,12 @@ MOE_FN int64_t moe_combine_panels_max_(const moe_blockwise_ *call) {
   const int64_t fit = MOE_COMBINE_FLOATS / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
   return moe_min_(fit, moe_combine_panels_(call));
 }
-MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call) { return moe_combine_panels_max_(call) * call->plan.chunk_rows * MOE_PANEL; }
+MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call) {
+  return moe_combine_panels_max_(call) * call->plan.chunk_rows * MOE_PANEL;
+}
 MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call) {
-  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call), moe_combine_panels_max_(call));
+  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call),
+                              moe_combine_panels_max_(call));
 }
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
   return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call));
@@ -74,14 +77,16 @@ MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 }
 
 /* The products of row order[at+i] with panel p of a multiplication, and of the layer. */
-MOE_FN float *moe_combine_products_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, int64_t i, int64_t p, int64_t panel) {
-  if (stage->products) return stage->products + stage->call->plan.order[at + i] * stage->call->layer.H + panel * MOE_PANEL;
+MOE_FN float *moe_combine_products_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at,
+                                    int64_t i, int64_t p, int64_t panel) {
+  if (stage->products)
+    return stage->products + stage->call->plan.order[at + i] * stage->call->layer.H + panel * MOE_PANEL;
   return lane->c + p * MOE_PRODUCTS_FLOATS_(rows) + i * MOE_PANEL;
 }
 
 /* Rows order[at, at+rows) leave: `count` panels of products from `panel` on. */
-MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, const moe_patch_ *patch, int64_t panel,
-                               int64_t count) {
+MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at,
+                               const moe_patch_ *patch, int64_t panel, int64_t count) {
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
   for (int64_t p = 0; p < count; p++) {
@@ -89,20 +94,22 @@ MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane,
     float *sum = lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL;
     for (int64_t i = 0; i < rows; i++) {
       const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
-      stage->add_row(stage, row, h0, n, moe_combine_products_(stage, lane, rows, at, i, p, panel + p), sum + t * MOE_PANEL);
+      stage->add_row(stage, row, h0, n, moe_combine_products_(stage, lane, rows, at, i, p, panel + p),
+                     sum + t * MOE_PANEL);
     }
   }
 }
 
 /* One run's rows [at,end) of order, added into the lane's sums. */
-MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end, const moe_patch_ *patch,
-                             const moe_ahead_ *next) {
+MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end,
+                             const moe_patch_ *patch, const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
   const moe_rows_ rows = {stage->left.base, stage->left.stride, call->plan.order};
   const int64_t step = moe_rows_at_once_(&call->group, end - at, stage->k), last = patch->panel + patch->panels;
   for (; at < end; at += step) {
     moe_left_ left;
-    moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k, &left);
+    moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from,
+                   stage->k, &left);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
       count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
@@ -119,10 +126,13 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_plan_ *plan = &call->plan;
   const moe_lane_ lane = moe_lane_at_(&call->group, turn);
   const moe_patch_ patch = moe_combine_patch_(call, item);
-  const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0), end = plan->chunk_first[patch.chunk + 1];
+  const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0),
+                end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
-  if (stage->products) moe_combine_leave_(stage, &lane, end - plan->chunk_first[patch.chunk], plan->chunk_first[patch.chunk], &patch, patch.panel, patch.panels);
+  if (stage->products)
+    moe_combine_leave_(stage, &lane, end - plan->chunk_first[patch.chunk], plan->chunk_first[patch.chunk], &patch,
+                       patch.panel, patch.panels);
   for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end && !stage->products; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
     const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, &patch) : turn->ahead;

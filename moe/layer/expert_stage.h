@@ -11,7 +11,9 @@ typedef struct moe_products_ {
   float *c, *sum;          /* sum: the item's own, see moe_expert_stage_ */
 } moe_products_;
 
-MOE_FN float *moe_products_of_(const moe_products_ *products, int64_t p) { return products->c + p * MOE_PRODUCTS_FLOATS_(products->rows); }
+MOE_FN float *moe_products_of_(const moe_products_ *products, int64_t p) {
+  return products->c + p * MOE_PRODUCTS_FLOATS_(products->rows);
+}
 
 /* Columns of panel p; of each part. */
 MOE_FN int64_t moe_products_columns_(const moe_products_ *products, int64_t p) {
@@ -23,7 +25,7 @@ typedef struct moe_expert_stage_ {
   const moe_group_ *group;
   moe_rows_ left; /* row r of the group */
   moe_dtype left_dtype;
-  moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
+  moe_right_ (*right)(const void *arg, int64_t expert);                           /* all panels of an expert */
   void (*leave)(void *arg, const moe_products_ *products, const moe_span_ *span); /* span: all of the item's panels */
   /* (optional) Before and after all rows of an item, which has the lane's `sum` to itself. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
@@ -43,12 +45,13 @@ MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) 
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
   if (moe_group_rows_(stage->group, span.expert) == 0) return; /* an expert without rows is never read */
-  const moe_right_ all = stage->right(stage->arg, span.expert), right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_MAX));
+  const moe_right_ all = stage->right(stage->arg, span.expert),
+                   right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_MAX));
   *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right);
 }
 
-MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left, int64_t first, moe_span_ span,
-                                   const moe_ahead_ *next) {
+MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
+                                   int64_t first, moe_span_ span, const moe_ahead_ *next) {
   const moe_right_ all = stage->right(stage->arg, span.expert);
   const int64_t most = moe_group_panels_(&stage->group->kernels, left, &all), end = span.first + span.count;
   for (int64_t panel = span.first, count; panel < end; panel += count) {
@@ -64,18 +67,21 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_lane_ lane = moe_lane_at_(stage->group, turn);
   const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
-  const int64_t end = stage->group->first[span.expert + 1], step = moe_rows_at_once_(stage->group, moe_group_rows_(stage->group, span.expert), stage->k);
+  const int64_t end = stage->group->first[span.expert + 1],
+                step = moe_rows_at_once_(stage->group, moe_group_rows_(stage->group, span.expert), stage->k);
   if (stage->begin) stage->begin(stage->arg, span, lane.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
     moe_left_ left;
-    moe_lane_left_(stage->group, &lane, stage, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0, stage->k, &left);
+    moe_lane_left_(stage->group, &lane, stage, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0,
+                   stage->k, &left);
     moe_expert_stage_rows_(stage, &lane, &left, first, span, &turn->ahead);
   }
   if (stage->end) stage->end(stage->arg, span, lane.sum);
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
-  const moe_work_ work = {stage->group->E * moe_ceil_div_(stage->panels, stage->per_item), moe_expert_stage_item_, stage, moe_expert_stage_ahead_};
+  const moe_work_ work = {stage->group->E * moe_ceil_div_(stage->panels, stage->per_item), moe_expert_stage_item_,
+                          stage, moe_expert_stage_ahead_};
   return work;
 }
 

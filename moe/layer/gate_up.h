@@ -16,29 +16,36 @@ MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0,
   glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
   glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
   call->group.kernels.glu_forward(&call->glu, glu_row);
-  if (stage->m) call->group.kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
+  if (stage->m)
+    call->group.kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
 }
 
 /* The clamped pre-activations of rows [first,first+rows), which the gated unit has left in c. */
-MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n, const float *c) {
+MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n,
+                              const float *c) {
   const moe_blockwise_ *call = stage->call;
   const int64_t up = MOE_PANEL - call->gate_up.width;
   for (int64_t at = 0, run; at < rows; at += run) {
     run = moe_checkpoint_run_(call, first + at, first + rows);
-    if (!call->glu.skip_gate) moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 0, i0, n, c + at * MOE_PANEL);
+    if (!call->glu.skip_gate)
+      moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 0, i0, n, c + at * MOE_PANEL);
     moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 1, i0, n, c + at * MOE_PANEL + up);
   }
 }
 
 /* From products to m, for all rows of one panel. */
-MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_t panel, int64_t n, int64_t first, int64_t rows, float *c) {
+MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_t panel, int64_t n, int64_t first,
+                               int64_t rows, float *c) {
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t width = call->gate_up.width, i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
+  const int64_t width = call->gate_up.width,
+                i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
   float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
   moe_glu_row_ row = {0};
   row.n = n;
-  row.gate_bias = call->glu.skip_gate ? NULL : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
+  row.gate_bias = call->glu.skip_gate
+                      ? NULL
+                      : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
   for (int64_t i = 0; i < rows; i++) {
     row.gate = c + i * MOE_PANEL;
@@ -57,8 +64,8 @@ MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *products, const m
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   (void)span;
   for (int64_t p = 0; p < products->panels; p++)
-    moe_gate_up_panel_(stage, products->expert, products->panel + p, moe_products_columns_(products, p), products->first, products->rows,
-                       moe_products_of_(products, p));
+    moe_gate_up_panel_(stage, products->expert, products->panel + p, moe_products_columns_(products, p),
+                       products->first, products->rows, moe_products_of_(products, p));
 }
 
 MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {

@@ -10,17 +10,19 @@ typedef struct moe_group_ {
   int64_t E;
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int64_t lanes;
-  char *scratch;        /* lanes x lane_bytes */
+  char *scratch; /* lanes x lane_bytes */
   int64_t lane_bytes, gather_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_group_;
 
-enum { MOE_GATHER_BYTES_ = 2 << 20 }; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
+enum {
+  MOE_GATHER_BYTES_ = 2 << 20
+}; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
-  float *c;              /* products, see moe_operands_ */
-  char *piece;           /* see moe_operands_ */
-  char *gathered;        /* see moe_left_ */
+  float *c;       /* products, see moe_operands_ */
+  char *piece;    /* see moe_operands_ */
+  char *gathered; /* see moe_left_ */
   moe_held_ *held;
   float *sum;            /* partial outputs, or a column of T */
   char *grad_x, *grad_y; /* packed operands of weight gradients, where `gathered` and `sum` are otherwise */
@@ -36,7 +38,9 @@ MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   return group;
 }
 
-MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) { return group->first[expert + 1] - group->first[expert]; }
+MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
+  return group->first[expert + 1] - group->first[expert];
+}
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
@@ -61,12 +65,13 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
 }
 
 /* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds. */
-MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k, int64_t sum_floats, int64_t grad_x_bytes,
-                              int64_t grad_y_bytes) {
+MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k,
+                              int64_t sum_floats, int64_t grad_x_bytes, int64_t grad_y_bytes) {
   moe_arena_ one = {NULL, 0};
   const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
   group->lanes = lanes;
-  group->gather_bytes = moe_max_(MOE_ROWS_MAX * MOE_PIECE_ROW_BYTES_, whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_));
+  group->gather_bytes =
+      moe_max_(MOE_ROWS_MAX * MOE_PIECE_ROW_BYTES_, whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_));
   group->sum_floats = sum_floats;
   group->grad_x_bytes = grad_x_bytes;
   group->grad_y_bytes = grad_y_bytes;
@@ -84,8 +89,8 @@ MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn) {
 
 /* Rows [first, first+count) of stage `of` as left operand, elements [from, from+k); multiplied again right away, even by
    the lane's next item, they are not gathered again. */
-MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const void *of, const moe_rows_ *rows, int64_t first, int64_t count,
-                           moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
+MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const void *of, const moe_rows_ *rows,
+                           int64_t first, int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
   const int64_t bytes = moe_gathered_bytes_(group, count, k);
   const moe_held_ now = {of, first, count}, none = {NULL, 0, 0};
   moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
@@ -95,15 +100,17 @@ MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const
 }
 
 /* lane's products = left * right, at most moe_group_panels_ of them, while `next` is fetched, and `into`. */
-MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right, const moe_ahead_ *next,
-                               const moe_ahead_ *into) {
+MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right,
+                               const moe_ahead_ *next, const moe_ahead_ *into) {
   const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next, into};
   moe_multiply_(&m);
   left->held = left->keep;
 }
 
 /* Panel p's products. */
-MOE_FN float *moe_lane_products_(const moe_lane_ *lane, const moe_left_ *left, int64_t p) { return lane->c + p * MOE_PRODUCTS_FLOATS_(left->rows); }
+MOE_FN float *moe_lane_products_(const moe_lane_ *lane, const moe_left_ *left, int64_t p) {
+  return lane->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+}
 
 /* How many rows of k elements to take at a time of those that are left: as equal parts as fit, the fewer the longer they are. */
 MOE_FN int64_t moe_rows_at_once_(const moe_group_ *group, int64_t rows, int64_t k) {
@@ -126,7 +133,9 @@ MOE_FN int64_t moe_group_used_(const moe_group_ *group) {
 }
 
 /* Whether the experts at work have a few rows each. */
-MOE_FN int moe_group_few_(const moe_group_ *group) { return group->first[group->E] <= MOE_ROWS_FEW * moe_group_used_(group); }
+MOE_FN int moe_group_few_(const moe_group_ *group) {
+  return group->first[group->E] <= MOE_ROWS_FEW * moe_group_used_(group);
+}
 
 /* Panels that an item over experts takes: a group or, where the weights stream past, as many as can at once. */
 MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
@@ -148,7 +157,8 @@ MOE_FN moe_span_ moe_span_of_(int64_t item, int64_t panels, int64_t per_item) {
 }
 
 /* dst = sum, or dst += sum, rounded once. `sum` is used up. */
-MOE_FN void moe_store_sum_(const moe_kernels *kernels, void *dst, moe_dtype dtype, float *sum, int64_t n, int accumulate) {
+MOE_FN void moe_store_sum_(const moe_kernels *kernels, void *dst, moe_dtype dtype, float *sum, int64_t n,
+                           int accumulate) {
   float old[MOE_PANEL];
   if (accumulate) {
     kernels->load_row[dtype](old, dst, n);

@@ -11,8 +11,8 @@ typedef struct moe_grouped_ {
   moe_dtype dtype, weight_grad_dtype;
   moe_packed_ weight; /* of the forward */
   int64_t total, size;
-  int64_t *first;     /* [E+1] */
-  int32_t *token;     /* [total]: gather[pos]/topk, with permute_x */
+  int64_t *first; /* [E+1] */
+  int32_t *token; /* [total]: gather[pos]/topk, with permute_x */
 } moe_grouped_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -24,13 +24,16 @@ MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "N", args->N));
   MOE_TRY(moe_check_positive_(ctx, "K", args->K));
-  if (moe_mul_(args->num_tokens, args->topk) >= INT32_MAX) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "num_tokens", "times topk does not fit in 32-bit positions");
+  if (moe_mul_(args->num_tokens, args->topk) >= INT32_MAX)
+    return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "num_tokens", "times topk does not fit in 32-bit positions");
   MOE_TRY(moe_check_flag_(ctx, "permute_x", args->permute_x));
   MOE_TRY(moe_check_flag_(ctx, "permute_y", args->permute_y));
   MOE_TRY(moe_check_flag_(ctx, "accumulate_dW", args->accumulate_dW));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
-  if (args->permute_x && args->permute_y) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "permute_x", "and permute_y exclude each other");
-  if (args->topk_weights && !args->permute_y) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "topk_weights", "needs permute_y");
+  if (args->permute_x && args->permute_y)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "permute_x", "and permute_y exclude each other");
+  if (args->topk_weights && !args->permute_y)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "topk_weights", "needs permute_y");
   return MOE_OK;
 }
 
@@ -60,13 +63,17 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, co
       {"m_sizes", args->m_sizes, moe_mul_(args->E, 4), 4, MOE_INPUT},
       {"gather_indices", args->gather_indices, moe_mul_(g->total, 4), 4, gather},
       {"X", dx ? NULL : args->X, moe_mul3_(x_rows, args->K, size), size, dx ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      {"W", dw ? NULL : args->W, weight_bytes, size, dw || (forward && args->packed_W) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"W", dw ? NULL : args->W, weight_bytes, size,
+       dw || (forward && args->packed_W) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       moe_packed_tensor_(&g->weight, "packed_W", forward ? args->packed_W : NULL),
-      {"dY", forward ? NULL : args->dY, moe_mul3_(g->total, args->N, size), size, forward ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"dY", forward ? NULL : args->dY, moe_mul3_(g->total, args->N, size), size,
+       forward ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"topk_weights", forward ? args->topk_weights : NULL, moe_mul_(g->total, 4), 4, MOE_INPUT_OPTIONAL},
-      {"Y", forward ? args->Y : NULL, moe_mul3_(g->total, args->N, size), size, forward ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"Y", forward ? args->Y : NULL, moe_mul3_(g->total, args->N, size), size,
+       forward ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
       {"dX", dx ? args->dX : NULL, moe_mul3_(g->total, args->K, size), size, dx ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
-      {"dW", dw ? args->dW : NULL, moe_mul4_(args->E, args->N, args->K, grad), grad, dw ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"dW", dw ? args->dW : NULL, moe_mul4_(args->E, args->N, args->K, grad), grad,
+       dw ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
       moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
   MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
@@ -83,7 +90,8 @@ MOE_FN moe_rows_ moe_grouped_x_(const moe_grouped_ *g) {
   return rows;
 }
 MOE_FN moe_rows_ moe_grouped_dy_(const moe_grouped_ *g) {
-  const moe_rows_ rows = {(const char *)g->args->dY, g->args->N * g->size, g->args->permute_y ? g->args->gather_indices : NULL};
+  const moe_rows_ rows = {(const char *)g->args->dY, g->args->N * g->size,
+                          g->args->permute_y ? g->args->gather_indices : NULL};
   return rows;
 }
 
@@ -96,8 +104,12 @@ MOE_FN moe_right_ moe_grouped_right_(const void *arg, int64_t expert) {
   return moe_plain_right_(&rows, args->W, expert);
 }
 
-MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->N : g->args->K; }
-MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) { return g->op == MOE_GROUPED_FORWARD ? g->args->K : g->args->N; }
+MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) {
+  return g->op == MOE_GROUPED_FORWARD ? g->args->N : g->args->K;
+}
+MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) {
+  return g->op == MOE_GROUPED_FORWARD ? g->args->K : g->args->N;
+}
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
 
 /* Columns [at, at+n) of the row for sorted position pos leave. */
@@ -141,8 +153,9 @@ MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
 }
 
 MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
-  const moe_weight_grad_ stage = {&g->group, moe_grouped_dy_(g), moe_grouped_x_(g), g->dtype, g->dtype, g->args->N, g->args->K, 0,
-                                  (char *)g->args->dW, g->weight_grad_dtype, g->args->accumulate_dW};
+  const moe_weight_grad_ stage = {
+      &g->group,           moe_grouped_dy_(g),   moe_grouped_x_(g),     g->dtype, g->dtype, g->args->N, g->args->K, 0,
+      (char *)g->args->dW, g->weight_grad_dtype, g->args->accumulate_dW};
   return stage;
 }
 
@@ -153,14 +166,16 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
-  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g), 0, dw ? moe_panel_bytes_(g->group.panel, g->total) : 0,
+  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g), 0,
+                    dw ? moe_panel_bytes_(g->group.panel, g->total) : 0,
                     dw ? moe_weight_grad_panel_bytes_(&g->group, g->total) : 0);
 }
 
 MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
   g->first[0] = 0;
   for (int64_t e = 0; e < g->args->E; e++) g->first[e + 1] = g->first[e] + g->args->m_sizes[e];
-  for (int64_t i = 0; i < g->total && g->args->permute_x; i++) g->token[i] = (int32_t)(g->args->gather_indices[i] / g->args->topk);
+  for (int64_t i = 0; i < g->total && g->args->permute_x; i++)
+    g->token[i] = (int32_t)(g->args->gather_indices[i] / g->args->topk);
   if (g->op == MOE_GROUPED_DW) {
     moe_weight_grad_ stage = moe_grouped_dw_(g);
     const moe_work_ work = {moe_weight_grad_items_(&stage), moe_weight_grad_item_, &stage, moe_weight_grad_ahead_};
@@ -172,7 +187,8 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
   moe_run_(ctx, work, 2);
 }
 
-MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args *args, moe_dtype dtype, moe_grouped_op_ op, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args *args, moe_dtype dtype,
+                                   moe_grouped_op_ op, size_t *bytes, int sizes_only) {
   moe_grouped_ g;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -198,16 +214,17 @@ MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args
 }
 
 /* op: "" (forward), _dx or _dw */
-#define MOE_DEFINE_GROUPED_OP_(op, OP, name, NAME)                                                                             \
-  moe_status moe_grouped_gemm##op##_##name(moe_context *ctx, const moe_grouped_gemm_args *args) {                              \
-    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, NULL, 0);                                           \
-  }                                                                                                                            \
-  moe_status moe_grouped_gemm##op##_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes) { \
-    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, bytes, 1);                                          \
+#define MOE_DEFINE_GROUPED_OP_(op, OP, name, NAME)                                                               \
+  moe_status moe_grouped_gemm##op##_##name(moe_context *ctx, const moe_grouped_gemm_args *args) {                \
+    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, NULL, 0);                             \
+  }                                                                                                              \
+  moe_status moe_grouped_gemm##op##_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
+                                                            size_t *bytes) {                                     \
+    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, bytes, 1);                            \
   }
-#define MOE_DEFINE_GROUPED_(name, type, NAME)      \
-  MOE_DEFINE_GROUPED_OP_(, FORWARD, name, NAME)    \
-  MOE_DEFINE_GROUPED_OP_(_dx, DX, name, NAME)      \
+#define MOE_DEFINE_GROUPED_(name, type, NAME)   \
+  MOE_DEFINE_GROUPED_OP_(, FORWARD, name, NAME) \
+  MOE_DEFINE_GROUPED_OP_(_dx, DX, name, NAME)   \
   MOE_DEFINE_GROUPED_OP_(_dw, DW, name, NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_GROUPED_)
 #undef MOE_DEFINE_GROUPED_

@@ -142,8 +142,7 @@ MOE_FN int64_t moe_nki_word_at_(const moe_mx_side_ *s, const moe_mx_at_ *at, int
 MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
   const int64_t g = at->group, t = g / 16, r = g % 16, count = moe_nki_scale_rows_(s);
   const int oversized = s->scales == MOE_MX_SCALES_NKI_OVERSIZED;
-  if (s->layout == MOE_MX_LAYOUT_GGML)
-    return s->codes + (moe_mx_global_row_(s, at) * s->groups + g) * MOE_GGML_BLOCK_;
+  if (s->layout == MOE_MX_LAYOUT_GGML) return s->codes + (moe_mx_global_row_(s, at) * s->groups + g) * MOE_GGML_BLOCK_;
   if (s->scales == MOE_MX_SCALES_TILED_128X4) {
     const int64_t row = moe_mx_row_(s, at), across = moe_ceil_div_(s->groups, 4);
     const int64_t down = moe_ceil_div_(moe_mx_rows_(s), 128);
@@ -154,8 +153,7 @@ MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
     return s->scale + moe_nki_at_(s, at, count, t / 4 * 128 + t % 4 * 4 + moe_nki_quadrant_(r), 1, 0);
   if (moe_mx_is_x4_(s->layout))
     return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(r) : r, s->tiles, t);
-  if (moe_mx_is_kf_(s->layout))
-    return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(g) : g, 1, 0);
+  if (moe_mx_is_kf_(s->layout)) return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(g) : g, 1, 0);
   return s->scale + moe_mx_global_row_(s, at) * s->groups + g;
 }
 

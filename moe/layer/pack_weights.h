@@ -17,15 +17,27 @@ typedef struct moe_packed_ {
   int64_t E, rows, columns, k, width, panels, panel_bytes;
 } moe_packed_;
 
-MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E, int64_t rows, int64_t columns) {
+MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
+                                  int64_t rows, int64_t columns) {
   const int grouped = layout == MOE_PACK_GROUPED;
-  moe_packed_ p = {layout, kind, dtype, E, rows, columns, grouped ? columns : rows, layout == MOE_PACK_GATE_UP ? MOE_PANEL / 2 : MOE_PANEL, 0, 0};
+  moe_packed_ p = {layout,
+                   kind,
+                   dtype,
+                   E,
+                   rows,
+                   columns,
+                   grouped ? columns : rows,
+                   layout == MOE_PACK_GATE_UP ? MOE_PANEL / 2 : MOE_PANEL,
+                   0,
+                   0};
   p.panels = moe_ceil_div_(grouped ? rows : columns, p.width);
   p.panel_bytes = moe_panel_bytes_(kind, p.k);
   return p;
 }
 
-MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) { return moe_add_(MOE_ALIGN_, moe_mul3_(p->E, p->panels, p->panel_bytes)); }
+MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) {
+  return moe_add_(MOE_ALIGN_, moe_mul3_(p->E, p->panels, p->panel_bytes));
+}
 
 /* A packed tensor in a function's table of tensors. */
 MOE_FN moe_tensor_ moe_packed_tensor_(const moe_packed_ *p, const char *name, const void *packed) {
@@ -34,16 +46,19 @@ MOE_FN moe_tensor_ moe_packed_tensor_(const moe_packed_ *p, const char *name, co
 }
 
 /* Whether what the caller gave is this tensor. */
-MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, const char *name, const void *packed, size_t bytes) {
+MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, const char *name, const void *packed,
+                                    size_t bytes) {
   moe_packed_header_ h;
   if (!packed) return MOE_OK;
   if (bytes < MOE_ALIGN_) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "is too small to be a packed tensor");
   memcpy(&h, packed, sizeof h);
-  if (h.magic != MOE_PACKED_MAGIC_ || h.layout != (uint32_t)p->layout || h.dtype != (uint32_t)p->dtype || h.E != p->E || h.rows != p->rows ||
-      h.columns != p->columns)
+  if (h.magic != MOE_PACKED_MAGIC_ || h.layout != (uint32_t)p->layout || h.dtype != (uint32_t)p->dtype || h.E != p->E ||
+      h.rows != p->rows || h.columns != p->columns)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "was not packed from a tensor of this layout, type and shape");
-  if (h.panel != (uint32_t)p->panel) return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, name, "was packed for another instruction set");
-  if (bytes < (size_t)moe_packed_bytes_(p)) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "has fewer bytes than a tensor of this shape");
+  if (h.panel != (uint32_t)p->panel)
+    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, name, "was packed for another instruction set");
+  if (bytes < (size_t)moe_packed_bytes_(p))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "has fewer bytes than a tensor of this shape");
   return MOE_OK;
 }
 
@@ -88,13 +103,15 @@ typedef struct moe_pack_job_ {
 MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_pack_job_ *job = (const moe_pack_job_ *)arg;
   const moe_packed_ *p = &job->packed;
-  const moe_right_ all = moe_plain_right_(p, job->args->weight, item / p->panels), right = moe_right_part_(&all, item % p->panels, 1);
+  const moe_right_ all = moe_plain_right_(p, job->args->weight, item / p->panels),
+                   right = moe_right_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
   (void)turn;
   moe_pack_right_(&job->kernels, p->panel, &right, 0, p->k, panel);
 }
 
-MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes,
+                                int sizes_only) {
   if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "layout", (int)args->layout, MOE_PACK_GROUPED + 1));
@@ -102,7 +119,8 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
   const moe_group_ group = moe_group_of_(dtype, args->E);
-  moe_pack_job_ job = {group.kernels, moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns), args};
+  moe_pack_job_ job = {group.kernels,
+                       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns), args};
   const int64_t size = moe_dtype_bytes_(dtype), need = moe_packed_bytes_(&job.packed);
   const int64_t halves = args->layout <= MOE_PACK_UP ? 2 : 1;
   const moe_tensor_ tensor[] = {
@@ -115,8 +133,11 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
     *bytes = (size_t)need;
     return moe_succeed_(ctx);
   }
-  if (args->packed_bytes < (size_t)need) return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
-  const moe_packed_header_ header = {MOE_PACKED_MAGIC_, (uint32_t)args->layout, (uint32_t)group.panel, (uint32_t)dtype, args->E, args->rows, args->columns};
+  if (args->packed_bytes < (size_t)need)
+    return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
+  const moe_packed_header_ header = {
+      MOE_PACKED_MAGIC_, (uint32_t)args->layout, (uint32_t)group.panel, (uint32_t)dtype, args->E,
+      args->rows,        args->columns};
   memset(args->packed, 0, MOE_ALIGN_);
   memcpy(args->packed, &header, sizeof header);
   const moe_work_ work = {args->E * job.packed.panels, moe_pack_item_, &job, NULL};
@@ -124,12 +145,12 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_PACK_(name, type, NAME)                                                                         \
-  moe_status moe_pack_weights_##name(moe_context *ctx, const moe_pack_weights_args *args) {                        \
-    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                    \
-  }                                                                                                                \
-  moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes) {  \
-    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                   \
+#define MOE_DEFINE_PACK_(name, type, NAME)                                                                        \
+  moe_status moe_pack_weights_##name(moe_context *ctx, const moe_pack_weights_args *args) {                       \
+    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                   \
+  }                                                                                                               \
+  moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes) { \
+    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                  \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_PACK_)
 #undef MOE_DEFINE_PACK_

@@ -4,7 +4,9 @@
 #ifndef MOE_LAYER_PLAN_H
 #define MOE_LAYER_PLAN_H
 
-enum { MOE_CHUNK = 2048 }; /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, meant for L2 */
+enum {
+  MOE_CHUNK = 2048
+}; /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, meant for L2 */
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
@@ -59,7 +61,8 @@ MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *l
   const int64_t low = layer->skip_token ? -1 : 0, high = layer->skip_token ? layer->T - 1 : layer->T;
   for (int64_t i = 0; i < layer->N * layer->B; i++)
     if (layer->token_position_to_id[i] < low || layer->token_position_to_id[i] > high)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id", "has an id that is neither a token nor the padding id");
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id",
+                       "has an id that is neither a token nor the padding id");
   return MOE_OK;
 }
 
@@ -99,7 +102,8 @@ MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
 }
 
 /* Affinities are read as float; all are 1 where the layer has none. */
-MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, const moe_kernels *kernels, moe_dtype affinity_dtype) {
+MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, const moe_kernels *kernels,
+                            moe_dtype affinity_dtype) {
   const char *affinities = (const char *)layer->expert_affinities_masked;
   const int64_t size = moe_dtype_bytes_(affinity_dtype);
   int64_t *by_expert = plan->fill, *by_chunk = plan->fill + layer->E, previous = -1;
@@ -118,7 +122,8 @@ MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, c
       plan->slot[row] = (int32_t)slot;
       plan->run[row] = run;
       plan->affinity[row] = 1.0f;
-      if (affinities) kernels->load_row[affinity_dtype](&plan->affinity[row], affinities + (token * layer->E + expert) * size, 1);
+      if (affinities)
+        kernels->load_row[affinity_dtype](&plan->affinity[row], affinities + (token * layer->E + expert) * size, 1);
       plan->order[plan->chunk_first[chunk] + by_chunk[chunk]++] = (int32_t)row;
     }
   }

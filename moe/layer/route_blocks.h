@@ -77,7 +77,8 @@ MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
   const moe_route_blocks_args *args = route->args;
   int64_t pairs = 0, blocks = 0;
   for (int64_t c = 0; c < route->chunks; c++) {
-    const char *what = route->fault[c] == MOE_ROUTE_TWICE_ ? "names an expert twice for a token" : "has an id outside [-1,E)";
+    const char *what =
+        route->fault[c] == MOE_ROUTE_TWICE_ ? "names an expert twice for a token" : "has an id outside [-1,E)";
     if (route->fault[c]) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", what);
   }
   route->first[0] = route->first_block[0] = 0;
@@ -91,7 +92,9 @@ MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
     blocks += args->block_per_expert ? 1 : moe_ceil_div_(moe_route_kept_(route, e), args->B);
     route->first_block[e + 1] = blocks;
   }
-  return blocks <= args->N ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "is too small: this routing needs more blocks");
+  return blocks <= args->N
+             ? MOE_OK
+             : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "is too small: this routing needs more blocks");
 }
 
 /* ------------------------------------------------------------------------------------------------------------- writing */
@@ -151,8 +154,10 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_turn_ *turn) {
   for (int64_t i = 0; i < pairs && select; i++) moe_offer_(kept, &held, keep, pair[i]);
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t t = moe_rank_id_(pair[i]);
-    if (select ? pair[i] >= kept[0] : n < keep) id[n++] = (int32_t)t;
-    else memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
+    if (select ? pair[i] >= kept[0] : n < keep)
+      id[n++] = (int32_t)t;
+    else
+      memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
   }
   moe_route_finish_blocks_(route, route->first_block[e], route->first_block[e + 1], n, e);
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;
@@ -183,7 +188,8 @@ MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blo
 MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, const moe_arena_ *sized, int sizes_only) {
   const moe_route_blocks_args *args = route->args;
   const int64_t size = moe_dtype_bytes_(route->dtype);
-  const int64_t picked = moe_mul3_(args->T, args->K, 4), affinities = moe_mul3_(args->T + !args->skip_token, args->E, size);
+  const int64_t picked = moe_mul3_(args->T, args->K, 4),
+                affinities = moe_mul3_(args->T + !args->skip_token, args->E, size);
   const moe_tensor_ tensor[] = {
       {"expert_index", args->expert_index, picked, 4, MOE_INPUT},
       {"expert_weights", args->expert_weights, picked, 4, MOE_INPUT},
@@ -198,7 +204,8 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, co
 }
 
 MOE_FN moe_status moe_route_run_(moe_context *ctx, moe_route_ *route) {
-  const moe_work_ count = {route->chunks, moe_route_count_, route, NULL}, place = {route->chunks, moe_route_place_, route, NULL};
+  const moe_work_ count = {route->chunks, moe_route_count_, route, NULL},
+                  place = {route->chunks, moe_route_place_, route, NULL};
   const moe_work_ experts = {route->args->E + 1, moe_route_expert_, route, NULL};
   moe_run_(ctx, &count, 1);
   MOE_TRY(moe_route_sum_(ctx, route));
@@ -207,7 +214,8 @@ MOE_FN moe_status moe_route_run_(moe_context *ctx, moe_route_ *route) {
   return moe_succeed_(ctx);
 }
 
-MOE_FN moe_status moe_route_blocks_any_(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes, int sizes_only) {
+MOE_FN moe_status moe_route_blocks_any_(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes,
+                                        int sizes_only) {
   moe_route_ route;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;

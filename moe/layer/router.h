@@ -14,8 +14,8 @@ typedef struct moe_router_ {
 } moe_router_;
 
 typedef struct moe_router_lane_ {
-  float *c;                /* of products */
-  char *gathered;          /* of their rows */
+  float *c;               /* of products */
+  char *gathered;         /* of their rows */
   float *scores, *values; /* [E] */
   float *z, *w;           /* [K] */
   uint64_t *best;         /* [K] */
@@ -49,15 +49,19 @@ MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t l
 
 /* What the experts are selected by. Fills lane->scores with what moe_router_scores_ needs of all experts; *sum is theirs
    where they are softmax terms, not yet divided by it. */
-MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_lane_ *lane, const float *z, float *sum) {
+MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_lane_ *lane, const float *z,
+                                       float *sum) {
   const moe_router_topk_args *args = router->args;
   const moe_router_config *config = &args->config;
   const float *bias = args->selection_bias;
   const float *scores = lane->scores;
   *sum = 1.0f;
-  if (moe_softmax_over_all_(config)) *sum = moe_softmax_terms_(&router->kernels, lane->scores, z, args->E);
-  else if (config->score_function == MOE_SCORE_SOFTMAX) scores = z;
-  else if (bias || config->num_groups) router->kernels.score_row(lane->scores, NULL, z, config->score_function, args->E);
+  if (moe_softmax_over_all_(config))
+    *sum = moe_softmax_terms_(&router->kernels, lane->scores, z, args->E);
+  else if (config->score_function == MOE_SCORE_SOFTMAX)
+    scores = z;
+  else if (bias || config->num_groups)
+    router->kernels.score_row(lane->scores, NULL, z, config->score_function, args->E);
   if (!bias && !config->num_groups) return z;
   for (int64_t e = 0; e < args->E; e++) {
     lane->values[e] = scores[e] / *sum;
@@ -73,12 +77,16 @@ MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_lane_
   const int over_all = moe_softmax_over_all_(config);
   for (int64_t k = 0; k < K; k++) {
     const int64_t e = moe_rank_id_(lane->best[k]);
-    if (over_all) lane->w[k] = lane->scores[e] / sum;
-    else lane->z[k] = z[e];
+    if (over_all)
+      lane->w[k] = lane->scores[e] / sum;
+    else
+      lane->z[k] = z[e];
   }
   if (over_all) return;
-  if (config->score_function == MOE_SCORE_SOFTMAX) moe_softmax_(&router->kernels, lane->w, lane->z, K);
-  else router->kernels.score_row(lane->w, NULL, lane->z, config->score_function, K);
+  if (config->score_function == MOE_SCORE_SOFTMAX)
+    moe_softmax_(&router->kernels, lane->w, lane->z, K);
+  else
+    router->kernels.score_row(lane->w, NULL, lane->z, config->score_function, K);
 }
 
 MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_lane_ *lane, int64_t t) {
@@ -125,7 +133,8 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_turn_ *turn) {
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
 }
 
-MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized, int sizes_only) {
+MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized,
+                                    int sizes_only) {
   const moe_router_topk_args *args = router->args;
   const int product = router->product;
   const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
@@ -145,8 +154,8 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
 
-MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype, size_t *bytes,
-                                       int sizes_only) {
+MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype,
+                                       size_t *bytes, int sizes_only) {
   moe_router_ router;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -156,7 +165,8 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   router.dtype = dtype;
   /* A size is asked for before there are tensors: then H tells. */
   router.product = args->hidden_states || (sizes_only && args->H > 0);
-  router.weight = (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
+  router.weight =
+      (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
@@ -166,7 +176,8 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
   moe_router_layout_(&router, &arena, moe_lanes_(ctx));
-  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight, NULL};
+  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight,
+                          NULL};
   const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROUTER_ROWS_), moe_router_item_, &router, NULL};
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);
@@ -174,12 +185,13 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                                                   \
-  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args) {                                      \
-    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                         \
-  }                                                                                                                            \
-  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args, size_t *bytes) {      \
-    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                        \
+#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                             \
+  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args) {                \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                   \
+  }                                                                                                      \
+  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args, \
+                                                     size_t *bytes) {                                    \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                  \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
 #undef MOE_DEFINE_ROUTER_

@@ -68,8 +68,10 @@ MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_rout
     if (e < 0) continue;
     lane->expert[n] = e;
     lane->z[n] = args->router_logits[t * args->E + e];
-    if (args->weights_grad) lane->dw[n] = args->weights_grad[t * args->K + k];
-    else bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * size, 1);
+    if (args->weights_grad)
+      lane->dw[n] = args->weights_grad[t * args->K + k];
+    else
+      bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * size, 1);
     n++;
   }
   return n;
@@ -79,7 +81,8 @@ MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_rout
      softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is selected,
                      the second wherever the softmax reaches
      element by element  dz_j = s'_j*(dw_j - D)/R, or s'_j*dw_j */
-MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, const float *z, int64_t n) {
+MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, const float *z,
+                                    int64_t n) {
   const moe_router_config *config = &bwd->args->config;
   const int64_t E = bwd->args->E;
   const int softmax = config->score_function == MOE_SCORE_SOFTMAX, over_all = moe_softmax_over_all_(config);
@@ -98,9 +101,11 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
     lane->direct[i] = softmax ? w : config->renormalize ? lane->slope[i] / divisor : lane->slope[i];
     dot = dot + moe_mul_scalar(w, lane->dw[i]);
   }
-  for (int64_t i = 0; i < n; i++) lane->direct[i] = moe_mul_scalar(lane->direct[i], config->renormalize ? lane->dw[i] - dot : lane->dw[i]);
+  for (int64_t i = 0; i < n; i++)
+    lane->direct[i] = moe_mul_scalar(lane->direct[i], config->renormalize ? lane->dw[i] - dot : lane->dw[i]);
   /* From here on dot is what all the softmax's terms lose; nothing, where the weights were divided by their own sum. */
-  if (config->renormalize) dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
+  if (config->renormalize)
+    dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
   for (int64_t e = 0; e < E; e++) lane->dz[e] = over_all ? 0.0f - moe_mul_scalar(lane->p[e], dot) : 0.0f;
   for (int64_t i = 0; i < n; i++) {
     const float lost = softmax && !over_all ? moe_mul_scalar(lane->s[i], dot) : 0.0f;
@@ -114,8 +119,10 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_LOGITS_GRAD) != 0;
   float *out = args->logits_grad + t * E;
   if (n > 0) moe_router_bwd_weights_(bwd, lane, args->router_logits + t * E, n);
-  if (accumulate) bwd->kernels.load_row[MOE_DTYPE_F32](lane->row, out, E);
-  else memset(lane->row, 0, (size_t)E * sizeof *lane->row);
+  if (accumulate)
+    bwd->kernels.load_row[MOE_DTYPE_F32](lane->row, out, E);
+  else
+    memset(lane->row, 0, (size_t)E * sizeof *lane->row);
   if (n > 0) bwd->kernels.add_scaled(lane->row, lane->dz, NULL, moe_router_factor_(&args->config), E);
   bwd->kernels.store_row[MOE_DTYPE_F32](out, lane->row, E);
 }
@@ -149,7 +156,8 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
   float sum[MOE_PANEL] = {0}, old[MOE_PANEL];
   (void)turn;
-  for (int64_t t = 0; t < args->T; t++) bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
+  for (int64_t t = 0; t < args->T; t++)
+    bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
   if (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) {
     bwd->kernels.load_row[bwd->weight_grad_dtype](old, out, n);
     bwd->kernels.add_scaled(sum, old, NULL, 1.0f, n);
@@ -161,8 +169,8 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
 
 MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
   const moe_router_topk_bwd_args *args = bwd->args;
-  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD | MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD |
-                         MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
+  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
+                         MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
@@ -176,24 +184,30 @@ MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_rout
 
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
   for (int64_t i = 0; i < n; i++)
-    if (index[i] < -1 || index[i] >= E) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
+    if (index[i] < -1 || index[i] >= E)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized, int sizes_only) {
+MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized,
+                                        int sizes_only) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
-  const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype), affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
+  const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
+                affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
   const int64_t logits = moe_mul3_(T, E, 4);
-  const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL, weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
+  const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
+                  weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
   const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
   const moe_tensor_ tensor[] = {
       {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
       {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
       {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
-      {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4, affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size, MOE_INPUT_OPTIONAL},
+      {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4,
+       affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size,
+       MOE_INPUT_OPTIONAL},
       {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT},
       {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
@@ -207,7 +221,8 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
 /* Resolves the defaults. A size is asked for before there are tensors: then H tells whether products are wanted. */
-MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_bwd_args *args, moe_dtype dtype, int sizes_only) {
+MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_bwd_args *args, moe_dtype dtype,
+                                    int sizes_only) {
   memset(bwd, 0, sizeof *bwd);
   bwd->args = args;
   bwd->kernels = moe_kernels_();
@@ -216,7 +231,8 @@ MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_
   bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
   bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
-  bwd->weight = (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
+  bwd->weight =
+      (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
 }
 
 MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
@@ -230,8 +246,9 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
     const int64_t panels = args->H / MOE_PANEL >= 4 * moe_lanes_(ctx) ? MOE_XT_ROWS_ : 1;
     const char *x = (const char *)args->hidden_states;
     char *out = (char *)args->router_weight_grad;
-    bwd->xt = (moe_router_xt_){&bwd->kernels,     args->T, args->H,                args->E,    x,     bwd->dtype,
-                               args->logits_grad, out,     bwd->weight_grad_dtype, accumulate, panels};
+    bwd->xt =
+        (moe_router_xt_){&bwd->kernels,          args->T,    args->H, args->E, x, bwd->dtype, args->logits_grad, out,
+                         bwd->weight_grad_dtype, accumulate, panels};
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }
   if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_PANEL);
@@ -240,8 +257,8 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   moe_run_(ctx, last, 2);
 }
 
-MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype, size_t *bytes,
-                                           int sizes_only) {
+MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype,
+                                           size_t *bytes, int sizes_only) {
   moe_router_bwd_ bwd;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace;
@@ -258,13 +275,13 @@ MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_to
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                          \
-  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                         \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                \
-  }                                                                                                                       \
-  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args,          \
-                                                         size_t *bytes) {                                                 \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                               \
+#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                 \
+  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                       \
+  }                                                                                                              \
+  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args, \
+                                                         size_t *bytes) {                                        \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                      \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
 #undef MOE_DEFINE_ROUTER_BWD_

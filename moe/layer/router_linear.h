@@ -40,7 +40,8 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
     w->kernels->pack_columns[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
     return;
   }
-  const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_PIECE_), panel = item / pieces, from = item % pieces * MOE_PACK_PIECE_;
+  const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_PIECE_), panel = item / pieces,
+                from = item % pieces * MOE_PACK_PIECE_;
   const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, w->E - at);
   const moe_rows_ rows = {w->data + from * row + at * size, row, NULL};
   w->kernels->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_PANEL, 0, MOE_PANEL, &rows,
@@ -48,7 +49,8 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
 }
 
 /* Rows [first, first+count) of a [.,n] matrix. */
-MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype, int64_t n, int64_t first, int64_t count, char *gathered) {
+MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype, int64_t n, int64_t first,
+                             int64_t count, char *gathered) {
   const moe_rows_ rows = {(const char *)data, n * moe_dtype_bytes_(dtype), NULL};
   moe_left_from_rows_(left, &rows, first, count, dtype, 0, gathered);
 }
@@ -70,7 +72,8 @@ typedef struct moe_router_product_ {
 #define MOE_ROUTER_PRODUCTS_ (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROUTER_ROWS_))
 
 /* Columns [at, at+n) of the products c leave. */
-MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n, float *c) {
+MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n,
+                              float *c) {
   const moe_router_weight_ *w = p->weight;
   const int64_t size = moe_dtype_bytes_(p->dtype);
   float add[MOE_PANEL];
@@ -94,7 +97,8 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
     const moe_operands_ product = {w->kernels, MOE_PRODUCT_F32, left, &right, c, NULL, NULL, NULL};
     moe_multiply_(&product);
     for (int64_t j = at; j < end; j += MOE_PANEL)
-      moe_router_store_(p, first, left->rows, j, moe_min_(MOE_PANEL, end - j), c + (j - at) / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows));
+      moe_router_store_(p, first, left->rows, j, moe_min_(MOE_PANEL, end - j),
+                        c + (j - at) / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows));
   }
 }
 
@@ -146,7 +150,8 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
 }
 
 /* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */
-MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t rows, int64_t e, int64_t columns, float *c) {
+MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t rows, int64_t e, int64_t columns,
+                                 float *c) {
   const moe_kernels *kernels = g->kernels;
   const int64_t size = moe_dtype_bytes_(g->out_dtype);
   float old[MOE_PANEL];
@@ -167,7 +172,8 @@ MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t row
 MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *memory) {
   const int64_t groups = moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_PANEL), size = moe_dtype_bytes_(g->dtype);
   const int64_t h = item / groups * g->panels * MOE_PANEL, e = item % groups * MOE_XT_COLUMNS_ * MOE_PANEL;
-  const int64_t rows = moe_min_(g->panels * MOE_PANEL, g->H - h), columns = moe_min_(MOE_XT_COLUMNS_ * MOE_PANEL, g->E - e);
+  const int64_t rows = moe_min_(g->panels * MOE_PANEL, g->H - h),
+                columns = moe_min_(MOE_XT_COLUMNS_ * MOE_PANEL, g->E - e);
   const int64_t square = MOE_PANEL * MOE_PANEL, piece = MOE_XT_PIECE_ * MOE_PANEL;
   float *c = memory, *x = c + MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square, *dz = x + MOE_XT_ROWS_ * piece;
   memset(c, 0, (size_t)(MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square) * sizeof *c);
@@ -180,7 +186,8 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
     }
     for (int64_t j = 0; j < columns; j += MOE_PANEL) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};
-      g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, columns - j));
+      g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_PANEL, &source, n,
+                                                          moe_min_(MOE_PANEL, columns - j));
       for (int64_t i = 0; i < rows; i += MOE_PANEL)
         moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * piece, dz, n,
                             c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square);

@@ -50,9 +50,12 @@ MOE_FN float moe_log_(float x) {
 /* ------------------------------------------------------------------------------------------------- scores in pieces */
 
 /* Scores of logits z[0..n), not yet divided; slope, their derivatives, may be NULL and is not for softmax. */
-MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score, float *slope) {
-  if (loss->score_function == MOE_SCORE_SOFTMAX) loss->kernels.exp_row(score, z, shift, n);
-  else loss->kernels.score_row(score, slope, z, loss->score_function, n);
+MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
+                             float *slope) {
+  if (loss->score_function == MOE_SCORE_SOFTMAX)
+    loss->kernels.exp_row(score, z, shift, n);
+  else
+    loss->kernels.score_row(score, slope, z, loss->score_function, n);
 }
 
 MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const float *z) {
@@ -104,7 +107,8 @@ MOE_FN void moe_balance_terms_(void *arg, int64_t item, moe_turn_ *turn) {
     for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_PIECE_) {
       const int64_t n = moe_min_(MOE_LOSS_PIECE_, loss->to - e);
       moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-      for (int64_t i = 0; i < n; i++) term = term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
+      for (int64_t i = 0; i < n; i++)
+        term = term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
     }
     token->term = term;
   }
@@ -176,7 +180,8 @@ MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_turn_ *turn) {
 }
 
 /* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
-MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss, void (*stage)(void *arg, int64_t item, moe_turn_ *turn)) {
+MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss,
+                               void (*stage)(void *arg, int64_t item, moe_turn_ *turn)) {
   const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
   const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), stage, loss, NULL};
   const int64_t E = loss->args->E;
@@ -198,8 +203,10 @@ MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
   for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
     const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss, NULL};
-    if (loss->gain) moe_balance_stage_(ctx, loss, moe_balance_terms_);
-    else moe_run_(ctx, &z, 1);
+    if (loss->gain)
+      moe_balance_stage_(ctx, loss, moe_balance_terms_);
+    else
+      moe_run_(ctx, &z, 1);
     moe_run_(ctx, &sum, 1);
     if (loss->gain && args->logits_grad) moe_balance_stage_(ctx, loss, moe_balance_grads_);
   }
@@ -247,6 +254,8 @@ moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_
   return moe_router_loss_any_(ctx, args, 1);
 }
 
-moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args) { return moe_router_loss_any_(ctx, args, 0); }
+moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args) {
+  return moe_router_loss_any_(ctx, args, 0);
+}
 
 #endif

@@ -15,10 +15,12 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", &config->routed_scaling_factor));
   if (config->num_groups < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.num_groups", "is negative");
   if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups", "must be between 1 and num_groups, or 0 like it");
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups",
+                     "must be between 1 and num_groups, or 0 like it");
   if (K > E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
   if (config->num_groups > 0) {
-    if (E % config->num_groups != 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "E", "is not divisible by config.num_groups");
+    if (E % config->num_groups != 0)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "E", "is not divisible by config.num_groups");
     if (K > E / config->num_groups * config->topk_groups)
       return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds the experts of config.topk_groups groups");
   }
@@ -67,7 +69,8 @@ MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, i
 /* H x E elements, with room for rounding H up. */
 MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {
   MOE_TRY(moe_check_positive_(ctx, "H", H));
-  return moe_mul3_(H, E, 8) >= 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "H", "times E overflows the address space");
+  return moe_mul3_(H, E, 8) >= 0 ? MOE_OK
+                                 : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "H", "times E overflows the address space");
 }
 
 #endif

@@ -8,10 +8,10 @@ MOE_INLINE uint64_t moe_rank_(float value, int64_t id) {
   if (bits == 0x80000000u) bits = 0;
   order = bits >> 31 ? ~bits : bits | 0x80000000u;
   if ((bits & 0x7fffffffu) > 0x7f800000u) order = 0;
-  return (uint64_t)order << 32 | (uint32_t)~(uint32_t)id;
+  return (uint64_t)order << 32 | (uint32_t) ~(uint32_t)id;
 }
 
-MOE_INLINE int64_t moe_rank_id_(uint64_t rank) { return (int64_t)(uint32_t)~(uint32_t)rank; }
+MOE_INLINE int64_t moe_rank_id_(uint64_t rank) { return (int64_t)(uint32_t) ~(uint32_t)rank; }
 
 /* best[0..n) is a heap, its smallest rank on top; the rank at the top may be out of place. */
 MOE_INLINE void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
@@ -62,7 +62,7 @@ MOE_FN float moe_group_score_(const float *value, int64_t n) {
 /* best[0..k): the ranks of the k best values, best first; of the topk_groups best groups only, if there are groups.
    groups: room for topk_groups ranks. */
 MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups,
-                         uint64_t *best) {
+                        uint64_t *best) {
   int64_t held = 0;
   if (config->num_groups == 0) {
     for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));

@@ -4,8 +4,8 @@
 
 typedef struct moe_small_grads_ {
   const moe_blockwise_ *call;
-  const char *output_grad;     /* dY [T,H] */
-  const float *dot;            /* [rows, dots] shares of dA, or NULL: all dA are 0 */
+  const char *output_grad; /* dY [T,H] */
+  const float *dot;        /* [rows, dots] shares of dA, or NULL: all dA are 0 */
   int64_t dots;
   const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
   int bias_term;               /* add <dY, b_d> to the shares */
@@ -16,7 +16,8 @@ typedef struct moe_small_grads_ {
 } moe_small_grads_;
 
 /* Contract 4's dot product of two stored rows. */
-MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const char *a, moe_dtype b_dtype, const char *b, int64_t n) {
+MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const char *a, moe_dtype b_dtype,
+                           const char *b, int64_t n) {
   float sum = 0.0f, x[MOE_PANEL], y[MOE_PANEL];
   for (int64_t i = 0; i < n; i += MOE_PANEL) {
     const int64_t count = moe_min_(MOE_PANEL, n - i);
@@ -37,7 +38,8 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   float sum = 0.0f;
   for (int64_t i = 0; i < stage->dots && stage->dot; i++) sum = sum + stage->dot[row * stage->dots + i];
   if (stage->bias_term)
-    sum = sum + moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->dtype, (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
+    sum = sum + moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->dtype,
+                              (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
   return sum;
 }
 
@@ -51,8 +53,8 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) 
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
   for (int64_t t = 0; t < call->layer.T; t++)
-    moe_store_sum_(&call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size, call->affinity_dtype, column + t, 1,
-                   (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
+    moe_store_sum_(&call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size,
+                   call->affinity_dtype, column + t, 1, (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
 }
 
 /* Work item: 64 columns of one expert's down bias gradient, the sum of a*dY. */
@@ -66,11 +68,13 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   (void)turn;
   const int64_t n = moe_min_(MOE_PANEL, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
-    call->group.kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
+    call->group.kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size,
+                                              n);
     call->group.kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
   }
-  moe_store_sum_(&call->group.kernels, stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype, sum, n,
-                 (stage->accumulate & MOE_ACCUMULATE_DOWN_BIAS_GRAD) != 0);
+  moe_store_sum_(&call->group.kernels,
+                 stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype,
+                 sum, n, (stage->accumulate & MOE_ACCUMULATE_DOWN_BIAS_GRAD) != 0);
 }
 
 #endif

@@ -4,16 +4,16 @@
 #define MOE_LAYER_WEIGHT_GRAD_H
 
 enum {
-  MOE_GRAD_PANELS = 4,         /* panels of y an item covers, so that packing x is paid once for all of them */
-  MOE_GRAD_ROWS = 4096         /* (panels at a time) x (rows) stays at or below this: they share the cache */
+  MOE_GRAD_PANELS = 4, /* panels of y an item covers, so that packing x is paid once for all of them */
+  MOE_GRAD_ROWS = 4096 /* (panels at a time) x (rows) stays at or below this: they share the cache */
 };
 
 typedef struct moe_weight_grad_ {
   const moe_group_ *group;
-  moe_rows_ x, y;           /* row r of expert e is row first[e]+r, by token where index is set */
+  moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
   moe_dtype x_dtype, y_dtype;
-  int64_t m, n;             /* dW[e] is [m, blank+n] */
-  int64_t blank;            /* leading columns of dW that get no gradient; y starts behind them, too */
+  int64_t m, n;  /* dW[e] is [m, blank+n] */
+  int64_t blank; /* leading columns of dW that get no gradient; y starts behind them, too */
   char *output;
   moe_dtype dtype;
   int accumulate;
@@ -33,61 +33,73 @@ MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
 }
 
 /* Columns [from,...) of the expert's rows of an operand. */
-MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from) {
+MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                       int64_t expert, int64_t from) {
   const int64_t first = stage->group->first[expert];
   moe_rows_ part = *operand;
   part.base += from * moe_dtype_bytes_(dtype);
-  if (part.index) part.index += first;
-  else part.base += first * part.stride;
+  if (part.index)
+    part.index += first;
+  else
+    part.base += first * part.stride;
   return part;
 }
 
 /* n <= 64 of these columns as a packed panel. */
-MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n, void *panel) {
+MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                  int64_t expert, int64_t from, int64_t n, void *panel) {
   const moe_group_ *group = stage->group;
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part, group->first[expert + 1] - group->first[expert], n);
+  group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part,
+                                                group->first[expert + 1] - group->first[expert], n);
 }
 
 /* The memory moe_weight_grad_pack_ will read, for n columns. */
-MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype, int64_t expert, int64_t from, int64_t n) {
+MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                         int64_t expert, int64_t from, int64_t n) {
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
   const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
   return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
 MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t n0) {
-  return stage->output + ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
+  return stage->output +
+         ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
 }
 
 /* dW rows [m0, m0+rows) x 64 columns at n0. */
-MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0) {
+MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
+                                          int64_t n0) {
   const int64_t size = moe_dtype_bytes_(stage->dtype);
   return moe_ahead_rows_(moe_weight_grad_at_(stage, expert, m0, n0), NULL, NULL, (stage->blank + stage->n) * size, rows,
                          moe_min_(MOE_PANEL, stage->n - n0) * size);
 }
 
 /* The same from the products in c. */
-MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0, int64_t n, float *c) {
+MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
+                                   int64_t n, float *c) {
   const int64_t size = moe_dtype_bytes_(stage->dtype);
   for (int64_t i = 0; i < rows; i++) {
     char *dst = moe_weight_grad_at_(stage, expert, m0 + i, n0);
     moe_store_sum_(&stage->group->kernels, dst, stage->dtype, c + i * MOE_PANEL, n, stage->accumulate);
-    if (n0 == 0 && stage->blank && !stage->accumulate) memset(dst - stage->blank * size, 0, (size_t)(stage->blank * size));
+    if (n0 == 0 && stage->blank && !stage->accumulate)
+      memset(dst - stage->blank * size, 0, (size_t)(stage->blank * size));
   }
 }
 
-MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0, int64_t panels,
-                                     const moe_ahead_ *next) {
+MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
+                                     int64_t panels, const moe_ahead_ *next) {
   const moe_group_ *group = stage->group;
   const int64_t rows = group->first[expert + 1] - group->first[expert], bytes = moe_panel_bytes_(group->panel, rows);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
-    moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), lane->grad_y + j * bytes);
+    moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at,
+                          moe_min_(MOE_PANEL, stage->n - at), lane->grad_y + j * bytes);
   }
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
     const int64_t count = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
-    const moe_ahead_ ahead = more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
+    const moe_ahead_ ahead =
+        more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
     moe_left_ left;
     moe_weight_grad_pack_(stage, &stage->x, stage->x_dtype, expert, m0, count, lane->grad_x);
     moe_left_from_panel_(&left, group->panel, lane->grad_x, count);
@@ -111,7 +123,8 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
-  *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0, moe_min_(MOE_GRAD_PANELS * MOE_PANEL, stage->n - n0));
+  *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
+                                  moe_min_(MOE_GRAD_PANELS * MOE_PANEL, stage->n - n0));
 }
 
 /* An expert without rows still gets its gradient, zero. */
@@ -125,7 +138,8 @@ MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
   const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
   for (; n0 < end; n0 += step * MOE_PANEL)
-    moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)), &turn->ahead);
+    moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)),
+                             &turn->ahead);
 }
 
 #endif
