@@ -257,8 +257,8 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_right_ *right = m->right;
   const int streams = moe_streams_(m->kernels, left, right), in_panel = left->step > 8;
   const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
-  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_, k = right->k,
-                panels = moe_right_panels_(right);
+  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
+  const int64_t k = right->k, panels = moe_right_panels_(right);
 #if MOE_X86
   const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();
@@ -266,7 +266,7 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS),
-                  moe_min_(size, k) / 2);
+                  moe_max_(1, moe_min_(size, k) / 2));
   if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
