@@ -36,6 +36,7 @@ typedef struct moe_left_ {
      one piece at a time; `held`: all pieces are there already. */
   char *gathered;
   int keep, held;
+  int crowded; /* rows so far apart that they would share a few sets of the cache */
 } moe_left_;
 
 /* Rows [first, first+count) of a matrix, from element `from` on. */
@@ -47,6 +48,7 @@ MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t 
   left->step = 2 * size;
   left->gathered = gathered;
   left->keep = left->held = 0;
+  left->crowded = rows->stride % 2048 == 0;
   for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
 }
 
@@ -56,7 +58,7 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
   left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
   left->gathered = NULL;
-  left->keep = left->held = 0;
+  left->keep = left->held = left->crowded = 0;
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
 }
 
@@ -168,7 +170,12 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
   return moe_streams_(kernels, left, right) ? MOE_PANELS_FEW : MOE_PANELS_MAX;
 }
 
-/* The rows' elements [from, from+n), side by side: rows a power of two apart would crowd a few sets of the cache. */
+/* Whether the tile can read the rows where they lie. */
+MOE_FN int moe_in_place_(const moe_left_ *left, moe_panel_kind_ kind) {
+  return left->step > 8 || (kind == MOE_PANEL_F32 && left->dtype == MOE_DTYPE_F32 && !left->crowded);
+}
+
+/* The rows' elements [from, from+n), side by side, in the panel's type. */
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
   const moe_left_ *left = m->left;
   const int64_t at = from / 2 * left->step;
@@ -183,7 +190,7 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  const char *gathered; /* or NULL: the left operand is a packed panel */
+  const char *gathered; /* or NULL: the rows are read in place */
   moe_ahead_ ahead, *into;
 } moe_piece_at_;
 
@@ -213,10 +220,10 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels,
                                 const void *packed) {
   const moe_left_ *left = m->left;
-  const int in_panel = !piece->gathered;
+  const int in_place = !piece->gathered, in_panel = left->step > 8;
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
-  tile.step = in_panel ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
+  tile.step = in_place ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
   tile.k = piece->n;
   tile.panel = packed;
   tile.add = piece->from > 0;
@@ -225,9 +232,9 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] =
-          in_panel ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
+          in_place ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
     moe_piece_fetch_(piece, &tile);
-    if (!in_panel && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
+    if (!in_panel && (in_place || !left->held) && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
     m->kernels->tile[m->product](&tile);
   }
 }
@@ -255,8 +262,9 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
 MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const moe_right_ *right = m->right;
-  const int streams = moe_streams_(m->kernels, left, right), in_panel = left->step > 8;
+  const int streams = moe_streams_(m->kernels, left, right);
   const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
+  const int in_place = !streams && moe_in_place_(left, kind);
   const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
   const int64_t k = right->k, panels = moe_right_panels_(right);
 #if MOE_X86
@@ -271,7 +279,7 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    if (!in_panel) {
+    if (!in_place) {
       char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
       if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, piece.n, to);
       piece.gathered = to;
