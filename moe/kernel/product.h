@@ -8,9 +8,10 @@
 enum {
   MOE_PIECE_F32_ = 128, /* k per piece: 32 KiB of panel */
   MOE_PIECE_PAIRS_ = 256,
-  MOE_ROWS_FEW = 8,         /* up to so many rows are multiplied as the weights stream past */
-  MOE_PANELS_FEW = 64,      /* and with so many panels at a time */
-  MOE_STREAM_AHEAD_ = 16384 /* bytes that are under way from memory meanwhile */
+  MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
+  MOE_PANELS_FEW = 64,       /* with so many panels at a time, at most */
+  MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
+  MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
 
 /* Bytes of a packed piece, of a row's part in it (of either kind), floats of one panel's products and of all. */
@@ -167,7 +168,8 @@ MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const
 
 /* How many panels to multiply at a time. */
 MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  return moe_streams_(kernels, left, right) ? MOE_PANELS_FEW : MOE_PANELS_MAX;
+  if (!moe_streams_(kernels, left, right)) return MOE_PANELS_MAX;
+  return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
 }
 
 /* Whether the tile can read the rows where they lie. */
@@ -239,23 +241,27 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   }
 }
 
+/* All rows times a piece of the right operand, as many columns at a time as keep their products in cache. */
 MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece) {
-  const moe_right_ *right = m->right;
-  const int64_t run = right->parts * right->n * moe_dtype_bytes_(right->dtype);
-  moe_stream_ s = {(const float *)(const void *)piece->gathered,
-                   m->left->rows,
-                   MOE_PIECE_F32_,
-                   piece->n,
-                   {right->base[0], right->base[1]},
-                   right->parts,
-                   right->stride,
-                   right->n,
-                   0,
-                   m->c,
-                   MOE_PRODUCTS_FLOATS_(m->left->rows)};
-  for (int64_t p = 0; p < right->parts; p++) s.base[p] += piece->from * right->stride;
-  s.ahead = moe_max_(4, MOE_STREAM_AHEAD_ / run / 4 * 4) * right->stride;
-  m->kernels->stream[right->dtype](&s);
+  const moe_left_ *left = m->left;
+  const int64_t panels = moe_right_panels_(m->right), most = moe_max_(1, MOE_STREAM_FLOATS_ / (left->rows * MOE_PANEL));
+  for (int64_t p = 0; p < panels; p += most) {
+    const moe_right_ right = moe_right_part_(m->right, p, most);
+    const int64_t run = right.parts * right.n * moe_dtype_bytes_(right.dtype);
+    moe_stream_ s = {0};
+    s.x = (const float *)(const void *)piece->gathered;
+    s.x_stride = MOE_PIECE_F32_;
+    s.rows = left->rows;
+    s.k = piece->n;
+    for (int64_t part = 0; part < right.parts; part++) s.base[part] = right.base[part] + piece->from * right.stride;
+    s.parts = right.parts;
+    s.stride = right.stride;
+    s.n = right.n;
+    s.ahead = moe_max_(8, MOE_STREAM_AHEAD_ / run) * right.stride;
+    s.c_stride = MOE_PRODUCTS_FLOATS_(left->rows);
+    s.c = m->c + p * s.c_stride;
+    m->kernels->stream[right.dtype](&s);
+  }
 }
 
 /* c = left * right */

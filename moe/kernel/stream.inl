@@ -1,11 +1,12 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied with
    all rows, whose sums wait in cache. Included once per format. */
 
-/* n columns, at most two vectors, over k rows, the first of them at `src`: two pairs, or what `pairs` = 1 is left. */
+/* n columns, at most two vectors, over k rows, the first of them at `src`: MOE_TILE_VECTORS pairs, or with `pairs` = 1 what
+   is left. */
 MOE_INLINE void MOE_KF(stream_columns)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
                                        const float *x, float *c) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  MOE_V(f) b[4][2];
+  MOE_V(f) b[2 * MOE_TILE_VECTORS][2];
   MOE_UNROLL
   for (int q = 0; q < 2 * pairs; q++) {
     MOE_UNROLL
@@ -46,6 +47,7 @@ MOE_INLINE void MOE_KF(stream_rows)(const moe_stream_ *s, int pairs, int64_t k, 
 
 MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   int64_t from = 0;
-  for (; from + 4 <= s->k; from += 4) MOE_KF(stream_rows)(s, 2, 4, from);
+  for (; from + 2 * MOE_TILE_VECTORS <= s->k; from += 2 * MOE_TILE_VECTORS)
+    MOE_KF(stream_rows)(s, MOE_TILE_VECTORS, 2 * MOE_TILE_VECTORS, from);
   for (; from < s->k; from += 2) MOE_KF(stream_rows)(s, 1, s->k - from, from);
 }

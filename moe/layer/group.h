@@ -44,9 +44,10 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
-/* Bytes of rows of k elements, gathered. */
+/* Bytes of rows of k elements, gathered; a few rows are gathered as float. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  return moe_mul3_(rows, moe_ceil_div_(k, moe_piece_(&group->kernels, group->product)), MOE_PIECE_ROW_BYTES_);
+  const int64_t piece = rows <= MOE_ROWS_FEW ? MOE_PIECE_F32_ : moe_piece_(&group->kernels, group->product);
+  return moe_mul3_(rows, moe_ceil_div_(k, piece), MOE_PIECE_ROW_BYTES_);
 }
 
 /* One lane's layout; the arena only adds up when it has no memory. */
@@ -94,7 +95,7 @@ MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const
   const int64_t bytes = moe_gathered_bytes_(group, count, k);
   const moe_held_ now = {of, first, count}, none = {NULL, 0, 0};
   moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
-  left->keep = bytes >= 0 && bytes <= group->gather_bytes && count > MOE_ROWS_FEW;
+  left->keep = bytes >= 0 && bytes <= group->gather_bytes;
   left->held = left->keep && lane->held->of == of && lane->held->first == first && lane->held->rows == count;
   *lane->held = left->keep ? now : none;
 }
