@@ -208,7 +208,8 @@ MOE_INLINE void moe_piece_fetch_(moe_piece_at_ *piece, moe_tile_ *tile) {
   tile->fetch_stride = 0;
 }
 
-/* The rows' next elements: there are more rows than streams a prefetcher can follow. Each of the panels fetches its share. */
+/* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be gathered.
+   Each of the panels fetches its share. */
 MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
                             int64_t panels) {
   const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
@@ -216,6 +217,11 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
   for (int64_t j = 0; j < rows; j++)
     for (int64_t line = panel * lines / panels; line < (panel + 1) * lines / panels; line++)
       __builtin_prefetch(left->row[i + j] + begin + line * 64, 0, 2);
+  if (!left->keep || !piece->gathered) return;
+  const char *to = piece->gathered + (left->rows + i) * MOE_PIECE_ROW_BYTES_;
+  const int64_t room = rows * MOE_PIECE_ROW_BYTES_ / 64;
+  for (int64_t line = panel * room / panels; line < (panel + 1) * room / panels; line++)
+    __builtin_prefetch(to + line * 64, 1, 2);
 }
 
 /* All rows times one packed panel. */
