@@ -103,7 +103,7 @@ struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int 
       /* T, H, I, E, K, B */
       {4200, 5, 3, 3, 2, 700}, {1300, 9, 8, 1, 1, 1299}, {37, 530, 6, 4, 2, 5},   {33, 7, 530, 3, 2, 16},
       {60, 6, 3, 5000, 3, 2},  {130, 270, 140, 3, 2, 50}, {100, 6, 5, 300, 6, 7},
-      {40, 1100, 410, 5, 3, 8}, {5, 1030, 300, 30, 4, 2}, {430, 512, 130, 1, 1, 100}, /* weights that stream past, in
+      {26, 600, 70, 4, 2, 8},   {5, 400, 40, 30, 4, 2},   {430, 130, 20, 1, 1, 100}, /* weights that stream past, in
                                                                                        blocks and whole; chunks of rows */
   };
   struct problem_options o = problem_options_random(seed, dtype);
