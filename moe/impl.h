@@ -76,6 +76,7 @@ MOE_TARGET_END
 #include "kernel/product.h"
 
 #include "layer/convert.h"
+#include "layer/element.h"
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"
