@@ -231,6 +231,52 @@ MOE_ELEMENT_LIST(MOE_DECLARE_ELEMENT_)
 /* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255. Errors as above. */
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
 
+/* --------------------------------------------------------------------------------------------------- quantising to MX */
+
+/* How a group's scale follows from amax, its largest finite magnitude. max = M*2^emax is the element's largest number, M in
+   [1,2); exponents are exact, for subnormal amax too. */
+typedef enum moe_scale_rule {
+  MOE_SCALE_OCP_FLOOR = 0, /* floor(log2 amax) - emax. The OCP specification, gpt-oss's format as ggml writes it */
+  MOE_SCALE_NKI_ALT = 1,   /* one more for fp8, so that nothing saturates; e2m1 as OCP_FLOOR. Trainium's quantize_mx */
+  MOE_SCALE_ROUND_UP = 2,  /* ceil(log2(amax/max)): the least that does not saturate. Triton's downcast_to_mxfp, NVIDIA */
+  MOE_SCALE_CEIL = 3,      /* ceil(log2 amax) - emax. torchao */
+  MOE_SCALE_EVEN = 4,      /* floor(log2 of amax rounded to the element's precision) - emax. torchao, AMD */
+  MOE_SCALE_NEAREST = 5    /* log2(amax/max) rounded to nearest. MLX's first */
+} moe_scale_rule;
+
+/* A plain tensor [rows,columns] as element codes and one E8M0 scale byte per group of 32 along the columns; with
+   transposed = 1 the codes are those of the transpose, grouped along the rows. A last group may be shorter.
+     scale[r,g] = clamp(127 + exponent by scale_rule, 0, 254), 0 for a group of zeros
+     code[r,c]  = plain[r,c] / 2^(scale[r,c/32]-127), rounded once as `cast` says
+   In fp8 infinity becomes infinity (in e4m3fn NaN) and NaN becomes NaN, whatever cast says. In e2m1, which has neither, such
+   a group has scale 255 and codes 0. No workspace; about 36 KiB of stack.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP.
+   Sources: OCP Microscaling Formats Specification 1.0, and beside the rules. */
+typedef struct moe_quantize_mx_args {
+  moe_element element;
+  moe_scale_rule scale_rule;
+  uint32_t cast;         /* MOE_CAST_* bits; most rules want MOE_CAST_SATURATE */
+  moe_dtype dtype;       /* of plain; DEFAULT = F32 */
+  int64_t rows, columns;
+  int transposed;
+  const void *plain;     /* [rows,columns] */
+  uint8_t *codes;        /* [rows,columns], in e2m1 [rows,ceil(columns/2)]; transposed: rows and columns change places */
+  uint8_t *scales;       /* [rows,ceil(columns/32)], likewise */
+} moe_quantize_mx_args;
+moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args);
+
+/* plain = code * 2^(scale-127), exact in binary32 but for overflow to infinity, then rounded to dtype; scale 255 gives NaN.
+   Shapes and errors as above. */
+typedef struct moe_dequantize_mx_args {
+  moe_element element;
+  moe_dtype dtype;
+  int64_t rows, columns; /* of plain */
+  int transposed;
+  const uint8_t *codes, *scales;
+  void *plain;
+} moe_dequantize_mx_args;
+moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args);
+
 /* --------------------------------------------------------------------------------------------------------- router */
 
 typedef enum moe_score_function {

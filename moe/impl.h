@@ -102,6 +102,7 @@ MOE_TARGET_END
 #include "layer/mx_layout_map.h"
 #include "layer/mx_layout.h"
 #include "layer/nki_vector.h"
+#include "layer/mx_quantize.h"
 
 MOE_EXACT_END
 

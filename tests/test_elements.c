@@ -14,18 +14,6 @@
 
 enum { CHUNK = 1 << 16, CHUNKS = 1 << 16, CASTS = 4 };
 
-static uint32_t bits_of(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-static float float_of(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 /* The formats' published limits, in numbers. */
 static void test_oracle(void **state) {
   (void)state;

@@ -5,6 +5,18 @@
 
 #include <math.h>
 
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 struct element {
   const char *name;
   moe_element id;
@@ -47,16 +59,19 @@ static inline int element_overflow(const struct element *f, int negative, int sa
   return f->inf >= 0 ? sign | f->inf : f->nan;
 }
 
+/* The code of a number. */
+static inline int element_of_number(const struct element *f, int negative, double magnitude, uint32_t cast) {
+  int step = element_step(f, magnitude, (cast & MOE_CAST_HALF_AWAY) != 0);
+  return step > f->last ? element_overflow(f, negative, (cast & MOE_CAST_SATURATE) != 0) : step | negative << (f->bits - 1);
+}
+
 /* The code of a float, by its bits. */
 static inline int element_code(const struct element *f, uint32_t bits, uint32_t cast) {
   uint32_t magnitude = bits & 0x7fffffffu;
   int negative = (int)(bits >> 31), saturate = (cast & MOE_CAST_SATURATE) != 0;
   if (magnitude > 0x7f800000u) return f->nan < 0 ? 0 : f->nan;
   if (magnitude == 0x7f800000u) return element_overflow(f, negative, saturate);
-  float x;
-  memcpy(&x, &magnitude, sizeof x);
-  int step = element_step(f, (double)x, (cast & MOE_CAST_HALF_AWAY) != 0);
-  return step > f->last ? element_overflow(f, negative, saturate) : step | negative << (f->bits - 1);
+  return element_of_number(f, negative, (double)float_of(magnitude), cast);
 }
 
 /* The bits of a code's float. */
@@ -64,10 +79,7 @@ static inline uint32_t element_decoded(const struct element *f, int code) {
   int negative = code >> (f->bits - 1), magnitude = code & ((1 << (f->bits - 1)) - 1);
   if (magnitude == f->inf) return (uint32_t)negative << 31 | 0x7f800000u;
   if (magnitude > f->last) return 0x7fc00000u;
-  float x = (float)element_value(f, magnitude);
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits | (uint32_t)negative << 31;
+  return bits_of((float)element_value(f, magnitude)) | (uint32_t)negative << 31;
 }
 
 /* Codes where they lie: one per byte, or two, the even one low. */
