@@ -193,8 +193,8 @@ typedef struct moe_context {
 MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
 #undef MOE_DECLARE_CONVERT_
 
-/* X(suffix, ENUMERATOR, bits, fraction bits, exponent bias, code of the largest finite number, code of infinity, code stored
-   for NaN; 0 = has none): narrow floating-point elements, sign first. A value with exponent field 0 is subnormal.
+/* X(suffix, ENUMERATOR, bits, fraction bits, exponent bias, code of the largest finite number, code of infinity, code
+   stored for NaN; 0 = has none): narrow floating-point elements, sign first. A value with exponent field 0 is subnormal.
      e4m3fn  OCP: up to 448, no infinity, NaN is S.1111.111
      e4m3    as IEEE would have it: up to 240, exponent field 15 is infinity and NaN
      e5m2    OCP: up to 57344, exponent field 31 is infinity and NaN
@@ -213,8 +213,8 @@ typedef enum moe_element {
 #undef MOE_ELEMENT_ENUM_
 } moe_element;
 
-/* How floats become elements; bits to be combined. 0: ties go to the even code, what rounds beyond the largest number becomes
-   infinity or, where there is none, NaN; in e2m1, the largest number. */
+/* How floats become elements; bits to be combined. 0: ties go to the even code, what rounds beyond the largest
+   number becomes infinity or, where there is none, NaN; in e2m1, the largest number. */
 enum {
   MOE_CAST_SATURATE = 1, /* too large numbers and infinities become the largest number */
   MOE_CAST_HALF_AWAY = 2 /* ties go away from zero */
@@ -231,14 +231,14 @@ MOE_ELEMENT_LIST(MOE_DECLARE_ELEMENT_)
 /* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255. Errors as above. */
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
 
-/* --------------------------------------------------------------------------------------------------- quantising to MX */
+/* ------------------------------------------------------------------------------------------------- quantising to MX */
 
-/* How a group's scale follows from amax, its largest finite magnitude. max = M*2^emax is the element's largest number, M in
-   [1,2); exponents are exact, for subnormal amax too. */
+/* How a group's scale follows from amax, its largest finite magnitude. max = M*2^emax is the element's largest
+   number, M in [1,2); exponents are exact. */
 typedef enum moe_scale_rule {
   MOE_SCALE_OCP_FLOOR = 0, /* floor(log2 amax) - emax. The OCP specification, gpt-oss's format as ggml writes it */
   MOE_SCALE_NKI_ALT = 1,   /* one more for fp8, so that nothing saturates; e2m1 as OCP_FLOOR. Trainium's quantize_mx */
-  MOE_SCALE_ROUND_UP = 2,  /* ceil(log2(amax/max)): the least that does not saturate. Triton's downcast_to_mxfp, NVIDIA */
+  MOE_SCALE_ROUND_UP = 2,  /* ceil(log2(amax/max)): the least without saturation. Triton's downcast_to_mxfp, NVIDIA */
   MOE_SCALE_CEIL = 3,      /* ceil(log2 amax) - emax. torchao */
   MOE_SCALE_EVEN = 4,      /* floor(log2 of amax rounded to the element's precision) - emax. torchao, AMD */
   MOE_SCALE_NEAREST = 5    /* log2(amax/max) rounded to nearest. MLX's first */
@@ -246,10 +246,10 @@ typedef enum moe_scale_rule {
 
 /* A plain tensor [rows,columns] as element codes and one E8M0 scale byte per group of 32 along the columns; with
    transposed = 1 the codes are those of the transpose, grouped along the rows. A last group may be shorter.
-     scale[r,g] = clamp(127 + exponent by scale_rule, 0, 254), 0 for a group of zeros
+     scale[r,g] = 127 + exponent by scale_rule, or 0 where that is negative; 0 for a group of zeros
      code[r,c]  = plain[r,c] / 2^(scale[r,c/32]-127), rounded once as `cast` says
-   In fp8 infinity becomes infinity (in e4m3fn NaN) and NaN becomes NaN, whatever cast says. In e2m1, which has neither, such
-   a group has scale 255 and codes 0. No workspace; about 36 KiB of stack.
+   In fp8 infinity becomes infinity (in e4m3fn NaN) and NaN becomes NaN, whatever cast says. In e2m1, which has neither,
+   such a group has scale 255 and codes 0. No workspace; about 36 KiB of stack.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP.
    Sources: OCP Microscaling Formats Specification 1.0, and beside the rules. */
 typedef struct moe_quantize_mx_args {
@@ -260,13 +260,13 @@ typedef struct moe_quantize_mx_args {
   int64_t rows, columns;
   int transposed;
   const void *plain;     /* [rows,columns] */
-  uint8_t *codes;        /* [rows,columns], in e2m1 [rows,ceil(columns/2)]; transposed: rows and columns change places */
+  uint8_t *codes;        /* [rows,columns], in e2m1 [rows,ceil(columns/2)]; transposed: rows, columns change places */
   uint8_t *scales;       /* [rows,ceil(columns/32)], likewise */
 } moe_quantize_mx_args;
 moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args);
 
-/* plain = code * 2^(scale-127), exact in binary32 but for overflow to infinity, then rounded to dtype; scale 255 gives NaN.
-   Shapes and errors as above. */
+/* plain = code * 2^(scale-127), exact in binary32 but for overflow to infinity, then rounded to dtype; scale 255
+   gives NaN. Shapes and errors as above. */
 typedef struct moe_dequantize_mx_args {
   moe_element element;
   moe_dtype dtype;

@@ -1,6 +1,6 @@
-/* test_elements: the narrow element formats over every input. All 2^32 floats to each, in both kinds of overflow and of ties,
-   and all codes back, on every instruction set of this CPU, with 0 differences against support/element_oracle.h; tails,
-   bounds and bad arguments.
+/* test_elements: the narrow element formats over every input. All 2^32 floats to each, in both kinds of overflow and of
+   ties, and all codes back, on every instruction set of this CPU, with 0 differences against support/element_oracle.h;
+   tails, bounds and bad arguments.
 
    The range is split over two processes. MOE_TEST_QUICK=1 takes every 257th chunk. */
 #include "support/test.h"
@@ -139,7 +139,8 @@ static void test_every_scale(void **state) {
   assert_int_equal(bits_of(actual[255]), 0x7fc00000u);
 }
 
-/* n elements both ways: right, the high half of an odd number's last byte 0 out and ignored in, nothing beyond touched. */
+/* n elements both ways: right, the high half of an odd number's last byte 0 out and ignored in, nothing beyond
+   touched. */
 static void check_tail(const struct element *f, const float *x, int64_t n, uint32_t cast) {
   uint8_t codes[128];
   float back[128];
@@ -173,7 +174,8 @@ static void test_tails(void **state) {
   test_use_best_isa();
 }
 
-/* More than one piece, on several threads, whatever the caller's rounding and flush modes: an odd number of elements. */
+/* More than one piece, on several threads, whatever the caller's rounding and flush modes: an odd number of
+   elements. */
 static void test_threads(void **state) {
   const struct element *f = (const struct element *)*state;
   enum { N = 200001 };
@@ -207,7 +209,8 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(f->to_f32(&ctx, NULL, codes, 4), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(f->to_f32(&ctx, x, NULL, 4), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(f->from_f32(&ctx, codes, x, INT64_MAX, 0), MOE_ERROR_OVERFLOW);
-  assert_int_equal(f->from_f32(&ctx, codes, (const float *)(const void *)((const char *)x + 1), 1, 0), MOE_ERROR_MISALIGNED);
+  assert_int_equal(f->from_f32(&ctx, codes, (const float *)(const void *)((const char *)x + 1), 1, 0),
+                   MOE_ERROR_MISALIGNED);
   assert_int_equal(f->from_f32(&ctx, (uint8_t *)x + 2, x, 4, 0), MOE_ERROR_OVERLAP);
   assert_int_equal(f->to_f32(&ctx, x, (const uint8_t *)x + 2, 4), MOE_ERROR_OVERLAP);
   assert_int_equal(f->from_f32(&ctx, NULL, NULL, 0, 0), MOE_OK);
@@ -217,14 +220,17 @@ static void test_bad_arguments(void **state) {
   for (int i = 0; i < 4; i++) assert_true(x[i] == (float)(i + 1) && codes[i] == 0);
 }
 
-#define EACH_ELEMENT(test)                                                                                          \
-  cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[0]), cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[1]), \
-      cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[2]), cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[3])
+#define EACH_ELEMENT(test)                                              \
+  cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[0]),     \
+      cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[1]), \
+      cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[2]), \
+      cmocka_unit_test_prestate(test, (void *)(uintptr_t)&elements[3])
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_oracle), cmocka_unit_test(test_every_scale), EACH_ELEMENT(test_every_code),
-      EACH_ELEMENT(test_tails),      EACH_ELEMENT(test_threads),         EACH_ELEMENT(test_bad_arguments),
+      cmocka_unit_test(test_oracle),       cmocka_unit_test(test_every_scale),
+      EACH_ELEMENT(test_every_code),       EACH_ELEMENT(test_tails),
+      EACH_ELEMENT(test_threads),          EACH_ELEMENT(test_bad_arguments),
       EACH_ELEMENT(test_from_every_float),
   };
   return cmocka_run_group_tests_name("elements", tests, NULL, NULL);

@@ -1,70 +1,28 @@
-/* test_mx: moe_quantize_mx and moe_dequantize_mx, bit for bit against the definitions in moe.h computed in double, where
-   quotients by powers of two are exact: all rules, casts, elements and types, both orientations, lengths 1 to 100 and some
-   long ones, subnormals, infinities, NaN, amax around every threshold; all pairs of scale and code. */
+/* test_mx: moe_quantize_mx and moe_dequantize_mx, bit for bit against the definitions in moe.h computed in double,
+   where quotients by powers of two are exact: all rules, casts, elements and types, both orientations, lengths 1 to
+   100 and some long ones, subnormals, infinities, NaN, amax around every threshold; all pairs of scale and code. */
 #include "support/test.h"
 
-#include "support/element_oracle.h"
+#include "support/mx_quantize_oracle.h"
 #include "support/pool.h"
 
 enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4, GUARD = 16 };
 
-static int is_special(float x) { return (bits_of(x) & 0x7f800000u) == 0x7f800000u; }
-
-/* ---------------------------------------------------------------------------------------------------------- oracle */
-
-static int scale_byte(const struct element *f, int rule, double amax) {
-  int exponent, emax, s = 0;
-  const double top = 2 * frexp(f->largest, &emax), m = 2 * frexp(amax, &exponent);
-  emax--, exponent--;
-  if (amax == 0) return 0;
-  switch (rule) {
-    case MOE_SCALE_OCP_FLOOR: s = exponent - emax; break;
-    case MOE_SCALE_NKI_ALT: s = f->bits == 4 ? exponent - emax : exponent - (emax - 1); break;
-    case MOE_SCALE_ROUND_UP:
-      for (s = -200; amax > ldexp(f->largest, s); s++) continue;
-      break;
-    case MOE_SCALE_CEIL:
-      for (s = -200; amax > ldexp(1, s); s++) continue;
-      s -= emax;
-      break;
-    case MOE_SCALE_EVEN: (void)frexp(rint(ldexp(m, f->fraction_bits)), &s); s += exponent - f->fraction_bits - 1 - emax; break;
-    default: s = exponent - emax + (int)floorl(log2l((long double)m / (long double)top) + 0.5L); break;
-  }
-  return s + 127 < 0 ? 0 : s + 127 > 254 ? 254 : s + 127;
-}
-
-static void quantize_line(const struct element *f, int rule, uint32_t cast, const float *x, int64_t n, uint8_t *codes, uint8_t *scales) {
-  for (int64_t g = 0; g < n; g += 32) {
-    double amax = 0;
-    int special = 0, end = (int)(n - g < 32 ? n - g : 32);
-    for (int i = 0; i < end; i++) {
-      if (is_special(x[g + i])) special = 1;
-      else if (fabs((double)x[g + i]) > amax) amax = fabs((double)x[g + i]);
-    }
-    const int byte = special && f->nan < 0 ? 255 : scale_byte(f, rule, amax);
-    scales[g / 32] = (uint8_t)byte;
-    for (int i = 0; i < end; i++) {
-      const uint32_t bits = bits_of(x[g + i]);
-      int code = 0;
-      if (is_special(x[g + i])) code = element_code(f, bits, cast & ~(uint32_t)MOE_CAST_SATURATE);
-      else if (byte != 255) code = element_of_number(f, (int)(bits >> 31), ldexp(fabs((double)x[g + i]), 127 - byte), cast);
-      element_put(f, codes, g + i, byte == 255 ? 0 : code);
-    }
-  }
-}
-
-static uint32_t dequantized(const struct element *f, int byte, int code) {
-  const uint32_t bits = element_decoded(f, code);
-  if (byte == 255 || (bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc00000u;
-  if ((bits & 0x7fffffffu) == 0x7f800000u) return bits;
-  return bits_of((float)ldexp((double)float_of(bits), byte - 127));
-}
-
-/* ------------------------------------------------------------------------------------------------------------ inputs */
+/* ----------------------------------------------------------------------------------------------------------- inputs */
 
 /* Magnitudes at which some rule changes its mind, or next to one. */
 static float threshold(uint64_t *rng, int exponent) {
-  static const double at[] = {1, 1.25, 1.5, 1.75, 1.875, 1.9375, 1.96875, 1.4142135623730951, 1.2374368670764582, 1.0606601717798213, 1.3258252147247767};
+  static const double at[] = {1,
+                              1.25,
+                              1.5,
+                              1.75,
+                              1.875,
+                              1.9375,
+                              1.96875,
+                              1.4142135623730951,
+                              1.2374368670764582,
+                              1.0606601717798213,
+                              1.3258252147247767};
   const float x = (float)ldexp(at[test_random_range(rng, 0, 10)], exponent);
   const uint32_t bits = bits_of(x);
   return float_of(bits + (uint32_t)test_random_range(rng, bits ? -1 : 0, 1));
@@ -94,10 +52,10 @@ static void fill(float *x, int64_t lines, int64_t length, uint64_t *rng, int spe
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- checks */
+/* ----------------------------------------------------------------------------------------------------------- checks */
 
 struct buffers {
-  float *x, *back;           /* lines in order; plain is x, or its transpose, in dtype */
+  float *x, *back; /* lines in order; plain is x, or its transpose, in dtype */
   void *plain, *plain_back;
   uint8_t *codes, *scales, *codes_want, *scales_want;
   int64_t code_bytes, scale_bytes;
@@ -105,17 +63,23 @@ struct buffers {
 
 static void to_dtype(moe_dtype dtype, void *dst, const float *src, int64_t n) {
   moe_status status = MOE_OK;
-  if (dtype == MOE_DTYPE_BF16) status = moe_bf16_from_f32(NULL, (moe_bf16 *)dst, src, n);
-  else if (dtype == MOE_DTYPE_FP16) status = moe_fp16_from_f32(NULL, (moe_fp16 *)dst, src, n);
-  else memcpy(dst, src, (size_t)n * sizeof *src);
+  if (dtype == MOE_DTYPE_BF16)
+    status = moe_bf16_from_f32(NULL, (moe_bf16 *)dst, src, n);
+  else if (dtype == MOE_DTYPE_FP16)
+    status = moe_fp16_from_f32(NULL, (moe_fp16 *)dst, src, n);
+  else
+    memcpy(dst, src, (size_t)n * sizeof *src);
   assert_int_equal(status, MOE_OK);
 }
 
 static void from_dtype(moe_dtype dtype, float *dst, const void *src, int64_t n) {
   moe_status status = MOE_OK;
-  if (dtype == MOE_DTYPE_BF16) status = moe_bf16_to_f32(NULL, dst, (const moe_bf16 *)src, n);
-  else if (dtype == MOE_DTYPE_FP16) status = moe_fp16_to_f32(NULL, dst, (const moe_fp16 *)src, n);
-  else memcpy(dst, src, (size_t)n * sizeof *dst);
+  if (dtype == MOE_DTYPE_BF16)
+    status = moe_bf16_to_f32(NULL, dst, (const moe_bf16 *)src, n);
+  else if (dtype == MOE_DTYPE_FP16)
+    status = moe_fp16_to_f32(NULL, dst, (const moe_fp16 *)src, n);
+  else
+    memcpy(dst, src, (size_t)n * sizeof *dst);
   assert_int_equal(status, MOE_OK);
 }
 
@@ -131,18 +95,28 @@ static void *take(int64_t bytes) {
   return memory;
 }
 
-static void check_back(moe_context *ctx, const struct element *f, const moe_quantize_mx_args *q, struct buffers *b, int64_t lines, int64_t length) {
+static void check_back(moe_context *ctx, const struct element *f, const moe_quantize_mx_args *q, struct buffers *b,
+                       int64_t lines, int64_t length) {
   const int64_t n = lines * length, stride = b->code_bytes / lines, groups = b->scale_bytes / lines;
   const int64_t size = q->dtype == MOE_DTYPE_DEFAULT ? 4 : (int64_t)moe_dtype_size(q->dtype);
-  const moe_dequantize_mx_args d = {.element = f->id, .dtype = q->dtype, .rows = q->rows, .columns = q->columns,
-                                    .transposed = q->transposed, .codes = b->codes, .scales = b->scales, .plain = b->plain_back};
+  const moe_dequantize_mx_args d = {.element = f->id,
+                                    .dtype = q->dtype,
+                                    .rows = q->rows,
+                                    .columns = q->columns,
+                                    .transposed = q->transposed,
+                                    .codes = b->codes,
+                                    .scales = b->scales,
+                                    .plain = b->plain_back};
   assert_int_equal(moe_dequantize_mx(ctx, &d), MOE_OK);
   for (int64_t i = 0; i < n; i++) {
     const int64_t line = i / length, at = i % length;
-    b->x[i] = float_of(dequantized(f, b->scales[line * groups + at / 32], element_get(f, b->codes + line * stride, at)));
+    b->x[i] =
+        float_of(mx_dequantized(f, b->scales[line * groups + at / 32], element_get(f, b->codes + line * stride, at)));
   }
-  if (q->transposed) transpose(b->back, b->x, lines, length);
-  else memcpy(b->back, b->x, (size_t)n * sizeof *b->x);
+  if (q->transposed)
+    transpose(b->back, b->x, lines, length);
+  else
+    memcpy(b->back, b->x, (size_t)n * sizeof *b->x);
   to_dtype(q->dtype, b->plain, b->back, n);
   assert_memory_equal(b->plain_back, b->plain, (size_t)(n * size));
   for (int i = 0; i < GUARD; i++) assert_int_equal(((uint8_t *)b->plain_back)[n * size + i], 0x5a);
@@ -151,9 +125,12 @@ static void check_back(moe_context *ctx, const struct element *f, const moe_quan
 /* Quantises lines of one length, and back. */
 static void check(const struct element *f, moe_quantize_mx_args *q, int64_t lines, int64_t length, uint64_t *rng) {
   struct test_pool pool = {.seed = test_random(rng)};
-  moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool, .num_threads = (int32_t)test_random_range(rng, 1, 3)};
+  moe_context ctx = {.parallel_for = test_pool_parallel_for,
+                     .parallel_for_user = &pool,
+                     .num_threads = (int32_t)test_random_range(rng, 1, 3)};
   const int64_t n = lines * length, stride = f->bits == 8 ? length : (length + 1) / 2, groups = (length + 31) / 32;
-  struct buffers b = {.x = take(4 * n), .back = take(4 * n), .plain = take(4 * n + GUARD), .plain_back = take(4 * n + GUARD)};
+  struct buffers b = {
+      .x = take(4 * n), .back = take(4 * n), .plain = take(4 * n + GUARD), .plain_back = take(4 * n + GUARD)};
   b.code_bytes = lines * stride, b.scale_bytes = lines * groups;
   b.codes = take(b.code_bytes + GUARD), b.codes_want = take(b.code_bytes + GUARD);
   b.scales = take(b.scale_bytes + GUARD), b.scales_want = take(b.scale_bytes + GUARD);
@@ -161,7 +138,8 @@ static void check(const struct element *f, moe_quantize_mx_args *q, int64_t line
   to_dtype(q->dtype, b.plain, b.x, n);
   from_dtype(q->dtype, b.x, b.plain, n);
   for (int64_t line = 0; line < lines; line++)
-    quantize_line(f, (int)q->scale_rule, q->cast, b.x + line * length, length, b.codes_want + line * stride, b.scales_want + line * groups);
+    mx_quantize_line(f, (int)q->scale_rule, q->cast, b.x + line * length, length, b.codes_want + line * stride,
+                     b.scales_want + line * groups);
   if (q->transposed) {
     transpose(b.back, b.x, lines, length);
     to_dtype(q->dtype, b.plain, b.back, n);
@@ -169,12 +147,15 @@ static void check(const struct element *f, moe_quantize_mx_args *q, int64_t line
   q->element = f->id, q->plain = b.plain, q->codes = b.codes, q->scales = b.scales;
   q->rows = q->transposed ? length : lines, q->columns = q->transposed ? lines : length;
   assert_int_equal(moe_quantize_mx(&ctx, q), MOE_OK);
-  if (memcmp(b.scales, b.scales_want, (size_t)b.scale_bytes + GUARD) != 0 || memcmp(b.codes, b.codes_want, (size_t)b.code_bytes + GUARD) != 0)
+  if (memcmp(b.scales, b.scales_want, (size_t)b.scale_bytes + GUARD) != 0 ||
+      memcmp(b.codes, b.codes_want, (size_t)b.code_bytes + GUARD) != 0)
     fail_msg("repro: %s isa=%s rule=%d cast=%u dtype=%d transposed=%d lines=%lld length=%lld: %s differ", f->name,
-             moe_isa_name(moe_isa_active()), (int)q->scale_rule, (unsigned)q->cast, (int)q->dtype, q->transposed, (long long)lines,
-             (long long)length, memcmp(b.scales, b.scales_want, (size_t)b.scale_bytes) != 0 ? "scales" : "codes");
+             moe_isa_name(moe_isa_active()), (int)q->scale_rule, (unsigned)q->cast, (int)q->dtype, q->transposed,
+             (long long)lines, (long long)length,
+             memcmp(b.scales, b.scales_want, (size_t)b.scale_bytes) != 0 ? "scales" : "codes");
   check_back(&ctx, f, q, &b, lines, length);
-  free(b.x), free(b.back), free(b.plain), free(b.plain_back), free(b.codes), free(b.codes_want), free(b.scales), free(b.scales_want);
+  free(b.x), free(b.back), free(b.plain), free(b.plain_back), free(b.codes), free(b.codes_want), free(b.scales),
+      free(b.scales_want);
 }
 
 static void test_lengths(void **state) {
@@ -184,7 +165,8 @@ static void test_lengths(void **state) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if (!test_use_isa(isa)) continue;
     for (int64_t i = 0; i < 100 * RULES * CASTS * 4 * 2; i += step) {
-      moe_quantize_mx_args q = {.scale_rule = (moe_scale_rule)(i / 100 % RULES), .cast = (uint32_t)(i / 100 / RULES % CASTS)};
+      moe_quantize_mx_args q = {.scale_rule = (moe_scale_rule)(i / 100 % RULES),
+                                .cast = (uint32_t)(i / 100 / RULES % CASTS)};
       q.dtype = (moe_dtype)(i / 100 / RULES / CASTS % 4), q.transposed = (int)(i / 100 / RULES / CASTS / 4);
       check(f, &q, test_random_range(&rng, 1, 5), i % 100 + 1, &rng);
     }
@@ -201,7 +183,8 @@ static void test_large(void **state) {
     if (!test_use_isa(isa)) continue;
     for (int i = 0; i < 5; i++)
       for (int transposed = 0; transposed < 2; transposed++) {
-        moe_quantize_mx_args q = {.scale_rule = (moe_scale_rule)(i % RULES), .cast = MOE_CAST_SATURATE, .dtype = MOE_DTYPE_BF16};
+        moe_quantize_mx_args q = {
+            .scale_rule = (moe_scale_rule)(i % RULES), .cast = MOE_CAST_SATURATE, .dtype = MOE_DTYPE_BF16};
         q.transposed = transposed;
         check(f, &q, shape[i][0], shape[i][1], &rng);
       }
@@ -217,13 +200,14 @@ static void test_every_pair(void **state) {
   const int columns = f->bits == 8 ? 256 : 512;
   for (int i = 0; i < 65536; i++) codes[i] = (uint8_t)i;
   for (int i = 0; i < 256 * columns / 32; i++) scales[i] = (uint8_t)(i / (columns / 32));
-  const moe_dequantize_mx_args d = {.element = f->id, .rows = 256, .columns = columns, .codes = codes, .scales = scales, .plain = actual};
+  const moe_dequantize_mx_args d = {
+      .element = f->id, .rows = 256, .columns = columns, .codes = codes, .scales = scales, .plain = actual};
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if (!test_use_isa(isa)) continue;
     memset(actual, 0x5a, sizeof actual);
     assert_int_equal(moe_dequantize_mx(NULL, &d), MOE_OK);
     for (int i = 0; i < 256 * columns; i++)
-      assert_int_equal(bits_of(actual[i]), dequantized(f, i / columns, element_get(f, codes, i)));
+      assert_int_equal(bits_of(actual[i]), mx_dequantized(f, i / columns, element_get(f, codes, i)));
   }
   test_use_best_isa();
 }
@@ -279,8 +263,8 @@ static void test_bad_arguments(void **state) {
 
 static void *prestate(int e) { return (void *)(uintptr_t)&elements[e]; }
 
-#define EACH_ELEMENT(test)                                                                               \
-  cmocka_unit_test_prestate(test, prestate(0)), cmocka_unit_test_prestate(test, prestate(1)),            \
+#define EACH_ELEMENT(test)                                                                    \
+  cmocka_unit_test_prestate(test, prestate(0)), cmocka_unit_test_prestate(test, prestate(1)), \
       cmocka_unit_test_prestate(test, prestate(2)), cmocka_unit_test_prestate(test, prestate(3))
 
 int main(void) {

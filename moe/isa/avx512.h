@@ -59,7 +59,9 @@ MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n));
 }
 
-MOE_INLINE __m512i moe_loadu8_avx512(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+MOE_INLINE __m512i moe_loadu8_avx512(const void *p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 MOE_INLINE __m512i moe_loadu8n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(moe_lanes_avx512(n), p));
 }

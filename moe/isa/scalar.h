@@ -12,8 +12,8 @@
      addi subi andi ori slli srai casti castf
      lti maxi selecti                a < b and the larger, signed; select for integers
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
-     loadu4 loadu4n store4 store4n   the same from element `at` on, a multiple of W, of two 4-bit words per byte, the even one
-                                     low; words are stored clear of higher bits, and a lane beyond n takes part in the last byte
+     loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
+                                     multiple of W; what is stored is below 16, also in the lane that shares a byte
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */

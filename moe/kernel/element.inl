@@ -1,12 +1,13 @@
-/* What each narrow element format must provide: its codes, in 32-bit lanes, to and from float, and rows of them. All of it
-   follows from the constants of MOE_ELEMENT_LIST; included once per format. */
+/* What each narrow element format must provide: its codes, in 32-bit lanes, to and from float, and rows of them. All
+   of it follows from the constants of MOE_ELEMENT_LIST; included once per format. */
 
 #define MOE_E(constant) MOE_CAT(MOE_CAT(MOE_ELEMENT_, constant), MOE_CAT(_, MOE_FORMAT))
 
 /* A float whose last place is the format's smallest subnormal. */
 #define MOE_ELEMENT_MAGIC ((uint32_t)(127 + 1 - MOE_E(BIAS) - MOE_E(FRACTION) + 23) << 23)
 
-/* Exact, and without subnormal arithmetic: fit for use in any floating-point mode. Codes have no bits above the sign. */
+/* Exact, and without subnormal arithmetic: fit for use in any floating-point mode. Codes have no bits above the
+   sign. */
 MOE_INLINE MOE_V(f) MOE_KF(decode)(MOE_V(i) codes) {
   enum { place = MOE_E(BITS) - 1, shift = 23 - MOE_E(FRACTION) };
   const uint32_t rebias = (uint32_t)(127 - MOE_E(BIAS)) << 23;
@@ -28,8 +29,8 @@ MOE_INLINE MOE_V(f) MOE_KF(decode)(MOE_V(i) codes) {
   return MOE_V(castf)(x);
 }
 
-/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those at a
-   midpoint past it, and no other across one. */
+/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes
+   those at a midpoint past it, and no other across one. */
 MOE_INLINE MOE_V(i) MOE_KF(encode)(MOE_V(f) x, const moe_cast_ *cast) {
   enum { place = MOE_E(BITS) - 1, shift = 23 - MOE_E(FRACTION) };
   const uint32_t rebias = (uint32_t)(127 - MOE_E(BIAS)) << 23, below_half = (1u << (shift - 1)) - 1u;

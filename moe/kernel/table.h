@@ -54,14 +54,14 @@ typedef struct moe_glu_row_ {
 } moe_glu_row_;
 
 /* The constants of the element formats, and how a conversion to one of them rounds and ends. */
-#define MOE_ELEMENT_CONSTANTS_(name, NAME, bits, fraction, bias, max, infinity, nan)                                   \
-  enum {                                                                                                               \
-    MOE_ELEMENT_BITS_##name = bits,                                                                                    \
-    MOE_ELEMENT_FRACTION_##name = fraction,                                                                            \
-    MOE_ELEMENT_BIAS_##name = bias,                                                                                    \
-    MOE_ELEMENT_MAX_CODE_##name = max,                                                                                      \
-    MOE_ELEMENT_INF_CODE_##name = infinity,                                                                            \
-    MOE_ELEMENT_NAN_CODE_##name = nan                                                                                       \
+#define MOE_ELEMENT_CONSTANTS_(name, NAME, bits, fraction, bias, max, infinity, nan)                    \
+  enum {                                                                                                \
+    MOE_ELEMENT_BITS_##name = bits,                                                                     \
+    MOE_ELEMENT_FRACTION_##name = fraction,                                                             \
+    MOE_ELEMENT_BIAS_##name = bias,                                                                     \
+    MOE_ELEMENT_MAX_CODE_##name = max,                                                                  \
+    MOE_ELEMENT_INF_CODE_##name = infinity,                                                             \
+    MOE_ELEMENT_NAN_CODE_##name = nan                                                                   \
   };
 MOE_ELEMENT_LIST(MOE_ELEMENT_CONSTANTS_)
 #undef MOE_ELEMENT_CONSTANTS_
@@ -113,8 +113,8 @@ typedef struct moe_kernels {
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
-  void (*load_element[MOE_ELEMENT_COUNT_])(float *dst, const uint8_t *src, int64_t n); /* 4 bits: src and dst begin at */
-  void (*store_element[MOE_ELEMENT_COUNT_])(uint8_t *dst, const float *src, int64_t n, const moe_cast_ *cast); /* a byte */
+  void (*load_element[MOE_ELEMENT_COUNT_])(float *dst, const uint8_t *src, int64_t n);
+  void (*store_element[MOE_ELEMENT_COUNT_])(uint8_t *dst, const float *src, int64_t n, const moe_cast_ *cast);
   uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];

@@ -50,8 +50,10 @@ MOE_FN void moe_element_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   const int64_t at = item * MOE_ELEMENT_PIECE_, n = moe_min_(MOE_ELEMENT_PIECE_, job->n - at);
   const int64_t code = moe_element_bytes_(at, job->bits);
   (void)turn;
-  if (job->codes) job->kernels.load_element[job->element](job->to + at, job->codes + code, n);
-  else job->kernels.store_element[job->element](job->to_codes + code, job->from + at, n, &job->cast);
+  if (job->codes)
+    job->kernels.load_element[job->element](job->to + at, job->codes + code, n);
+  else
+    job->kernels.store_element[job->element](job->to_codes + code, job->from + at, n, &job->cast);
 }
 
 MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
@@ -74,7 +76,8 @@ MOE_FN moe_status moe_element_run_(moe_context *ctx, moe_element_job_ *job, int 
   MOE_TRY(moe_check_context_(ctx));
   if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
   const moe_tensor_ to_float[] = {{"src", job->codes, codes, 1, MOE_INPUT}, {"dst", job->to, floats, 4, MOE_OUTPUT}};
-  const moe_tensor_ from_float[] = {{"src", job->from, floats, 4, MOE_INPUT}, {"dst", job->to_codes, codes, 1, MOE_OUTPUT}};
+  const moe_tensor_ from_float[] = {{"src", job->from, floats, 4, MOE_INPUT},
+                                    {"dst", job->to_codes, codes, 1, MOE_OUTPUT}};
   if (job->n > 0) MOE_TRY(moe_check_tensors_(ctx, decode ? to_float : from_float, 2, 0));
   job->kernels = moe_kernels_();
   const moe_work_ work = {moe_ceil_div_(job->n, MOE_ELEMENT_PIECE_), piece, job, NULL};
@@ -82,8 +85,8 @@ MOE_FN moe_status moe_element_run_(moe_context *ctx, moe_element_job_ *job, int 
   return moe_succeed_(ctx);
 }
 
-MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, uint8_t *dst, const float *src, int64_t n,
-                                        uint32_t cast) {
+MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, uint8_t *dst, const float *src,
+                                        int64_t n, uint32_t cast) {
   moe_element_job_ job = {0};
   MOE_TRY(moe_check_cast_(ctx, cast));
   job.element = element, job.cast = moe_cast_of_(element, cast), job.bits = moe_element_format_of_(element).bits;
@@ -91,18 +94,19 @@ MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, u
   return moe_element_run_(ctx, &job, 0, moe_element_piece_);
 }
 
-MOE_FN moe_status moe_element_to_f32_(moe_context *ctx, moe_element element, float *dst, const uint8_t *src, int64_t n) {
+MOE_FN moe_status moe_element_to_f32_(moe_context *ctx, moe_element element, float *dst, const uint8_t *src,
+                                      int64_t n) {
   moe_element_job_ job = {0};
   job.element = element, job.bits = moe_element_format_of_(element).bits, job.n = n, job.codes = src, job.to = dst;
   return moe_element_run_(ctx, &job, 1, moe_element_piece_);
 }
 
-#define MOE_DEFINE_ELEMENT_(name, NAME, bits, fraction, bias, max, infinity, nan)                                         \
-  moe_status moe_##name##_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n, uint32_t cast) {          \
-    return moe_element_from_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n, cast);                                             \
-  }                                                                                                                       \
-  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {                           \
-    return moe_element_to_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n);                                                     \
+#define MOE_DEFINE_ELEMENT_(name, NAME, bits, fraction, bias, max, infinity, nan)                                \
+  moe_status moe_##name##_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n, uint32_t cast) { \
+    return moe_element_from_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n, cast);                                    \
+  }                                                                                                              \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {                  \
+    return moe_element_to_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n);                                            \
   }
 MOE_ELEMENT_LIST(MOE_DEFINE_ELEMENT_)
 #undef MOE_DEFINE_ELEMENT_

@@ -24,26 +24,15 @@ typedef struct moe_mx_quantize_job_ {
 
 /* ----------------------------------------------------------------------------------------------------------- scales */
 
-/* amax, the bits of a finite float: its exponent, and its significand in [2^23, 2^24). Both 0 for 0. */
-MOE_FN int moe_mx_exponent_(uint32_t amax, uint64_t *significand) {
-  int exponent = (int)(amax >> 23) - 127, shift = 0;
-  *significand = amax & 0x007fffffu;
-  if (exponent > -127) {
-    *significand |= 0x00800000u;
-    return exponent;
-  }
-  while (*significand != 0 && *significand < 0x00800000u) *significand <<= 1, shift++;
-  return *significand != 0 ? -126 - shift : 0;
-}
-
-/* With amax = m*2^e and the format's largest number M*2^emax, m and M in [1,2), every rule is e - emax and at most one more
-   or less, which a comparison of integers tells. */
+/* amax: the bits of a finite magnitude. With amax = m*2^e and the format's largest number M*2^emax, m and M in
+   [1,2), every rule is e - emax and at most one more or less, which a comparison of integers tells. So emax >= 2
+   keeps the byte below 254, and takes it to 0 for all subnormals. */
 MOE_FN uint32_t moe_mx_scale_byte_(moe_scale_rule rule, const moe_element_format_ *f, uint32_t amax) {
   const int emax = (int)(f->max >> f->fraction) - f->bias;
-  const uint64_t one = 1u << 23, top = ((uint64_t)f->max << (23 - f->fraction) & (one - 1)) | one;
-  uint64_t m;
-  int byte = 127 + moe_mx_exponent_(amax, &m) - emax;
-  if (m == 0) return 0;
+  const uint64_t one = 1u << 23, m = (amax & (one - 1)) | one;
+  const uint64_t top = ((uint64_t)f->max << (23 - f->fraction) & (one - 1)) | one;
+  int byte = (int)(amax >> 23) - emax;
+  if (amax < 0x00800000u) return 0;
   switch (rule) {
     case MOE_SCALE_OCP_FLOOR: break;
     case MOE_SCALE_NKI_ALT: byte += f->bits == 8; break;
@@ -52,7 +41,7 @@ MOE_FN uint32_t moe_mx_scale_byte_(moe_scale_rule rule, const moe_element_format
     case MOE_SCALE_EVEN: byte += m + (one >> (f->fraction + 1)) >= 2 * one; break;
     case MOE_SCALE_NEAREST: byte += (m * m > 2 * top * top) - (2 * m * m < top * top); break;
   }
-  return byte < 0 ? 0u : byte > 254 ? 254u : (uint32_t)byte;
+  return byte < 0 ? 0u : (uint32_t)byte;
 }
 
 MOE_FN uint32_t moe_mx_finite_magnitude_(const float *x, int64_t n) {
@@ -73,7 +62,7 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
   return x;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ groups */
+/* ----------------------------------------------------------------------------------------------------------- groups */
 
 /* Scales a group of n by its byte, which it returns. Products are exact but below 2^-126, where all round to zero. */
 MOE_FN uint8_t moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t n) {
@@ -97,16 +86,20 @@ MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, float *x, int64_t line
   if (job->decode) job->kernels.load_element[job->element](x, job->codes + code, n);
   for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) {
     const int64_t left = moe_min_(MOE_MX_GROUP_, n - i), group = scale + i / MOE_MX_GROUP_;
-    if (job->decode) job->kernels.scale_row(x + i, moe_e8m0_(job->scales[group]), left);
-    else job->to_scales[group] = moe_mx_group_(job, x + i, left);
+    if (job->decode)
+      job->kernels.scale_row(x + i, moe_e8m0_(job->scales[group]), left);
+    else
+      job->to_scales[group] = moe_mx_group_(job, x + i, left);
   }
   if (!job->decode) job->kernels.store_element[job->element](job->to_codes + code, x, n, &job->cast);
 }
 
 /* n plain elements, contiguous, to or from x. */
 MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at, int64_t n, int store) {
-  if (store) job->kernels.store_row[job->dtype](job->to + at * job->size, x, n);
-  else job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
+  if (store)
+    job->kernels.store_row[job->dtype](job->to + at * job->size, x, n);
+  else
+    job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
 }
 
 /* A square of at most 64 lines and 64 elements. */
@@ -143,7 +136,7 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_turn_ *turn) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- calls */
+/* ------------------------------------------------------------------------------------------------------------ calls */
 
 MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, moe_mx_quantize_job_ *job, int64_t rows, int64_t columns) {
   MOE_TRY(moe_check_context_(ctx));

@@ -1,5 +1,6 @@
-/* element_oracle.h: the narrow element formats by their definitions: a code is an integer fraction times a power of two, in
-   double, and a float's code is found by bisection between midpoints. Shares no code and no constants with the library. */
+/* element_oracle.h: the narrow element formats by their definitions: a code is an integer fraction times a power of
+   two, in double, and a float's code is found by bisection between midpoints. Shares no code and no constants with
+   the library. */
 #ifndef MOE_TEST_ELEMENT_ORACLE_H
 #define MOE_TEST_ELEMENT_ORACLE_H
 
@@ -41,14 +42,17 @@ static inline double element_value(const struct element *f, int code) {
   return exponent == 0 ? ldexp(fraction, f->least) : ldexp(fraction + (1 << f->fraction_bits), f->least + exponent - 1);
 }
 
-/* The step that x >= 0 reaches, last + 1 for overflow: rounding is monotone, a staircase with its steps at midpoints. */
+/* The step that x >= 0 reaches, last + 1 for overflow: rounding is monotone, a staircase with its steps at
+   midpoints. */
 static inline int element_step(const struct element *f, double x, int away) {
   int low = 0, high = f->last + 1;
   while (low < high) {
     int middle = (low + high) / 2;
     double midpoint = 0.5 * (element_value(f, middle) + element_value(f, middle + 1));
-    if (x > midpoint || (x == midpoint && (away || (middle & 1)))) low = middle + 1;
-    else high = middle;
+    if (x > midpoint || (x == midpoint && (away || (middle & 1))))
+      low = middle + 1;
+    else
+      high = middle;
   }
   return low;
 }
@@ -62,7 +66,8 @@ static inline int element_overflow(const struct element *f, int negative, int sa
 /* The code of a number. */
 static inline int element_of_number(const struct element *f, int negative, double magnitude, uint32_t cast) {
   int step = element_step(f, magnitude, (cast & MOE_CAST_HALF_AWAY) != 0);
-  return step > f->last ? element_overflow(f, negative, (cast & MOE_CAST_SATURATE) != 0) : step | negative << (f->bits - 1);
+  return step > f->last ? element_overflow(f, negative, (cast & MOE_CAST_SATURATE) != 0)
+                        : step | negative << (f->bits - 1);
 }
 
 /* The code of a float, by its bits. */
@@ -88,8 +93,10 @@ static inline int element_get(const struct element *f, const uint8_t *codes, int
 }
 
 static inline void element_put(const struct element *f, uint8_t *codes, int64_t i, int code) {
-  if (f->bits == 8) codes[i] = (uint8_t)code;
-  else codes[i / 2] = (uint8_t)(i % 2 ? codes[i / 2] | code << 4 : code);
+  if (f->bits == 8)
+    codes[i] = (uint8_t)code;
+  else
+    codes[i / 2] = (uint8_t)(i % 2 ? codes[i / 2] | code << 4 : code);
 }
 
 #endif
