@@ -1,5 +1,5 @@
-/* mx_quantize_oracle.h: groups of 32 under one scale, by the definitions in moe.h and in double, where quotients by powers
-   of two are exact. */
+/* mx_quantize_oracle.h: groups of 32 under one scale, by the definitions in moe.h and in double, where quotients by
+   powers of two are exact. */
 #ifndef MOE_TEST_MX_QUANTIZE_ORACLE_H
 #define MOE_TEST_MX_QUANTIZE_ORACLE_H
 
