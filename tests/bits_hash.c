@@ -112,11 +112,22 @@ static void hash_mx(struct settings *set) {
   for (int element = MOE_ELEMENT_E4M3FN; element <= MOE_ELEMENT_E2M1; element++) {
     uint64_t h = 0;
     for (int i = 0; i < 6 * 4 * 2; i++) {
-      const moe_quantize_mx_args q = {.element = (moe_element)element, .scale_rule = (moe_scale_rule)(i % 6),
-                                      .cast = (uint32_t)(i / 6 % 4), .rows = 121, .columns = 330, .transposed = i / 24,
-                                      .plain = x, .codes = codes, .scales = scales};
-      const moe_dequantize_mx_args d = {.element = q.element, .rows = q.rows, .columns = q.columns,
-                                        .transposed = q.transposed, .codes = codes, .scales = scales, .plain = y};
+      const moe_quantize_mx_args q = {.element = (moe_element)element,
+                                      .scale_rule = (moe_scale_rule)(i % 6),
+                                      .cast = (uint32_t)(i / 6 % 4),
+                                      .rows = 121,
+                                      .columns = 330,
+                                      .transposed = i / 24,
+                                      .plain = x,
+                                      .codes = codes,
+                                      .scales = scales};
+      const moe_dequantize_mx_args d = {.element = q.element,
+                                        .rows = q.rows,
+                                        .columns = q.columns,
+                                        .transposed = q.transposed,
+                                        .codes = codes,
+                                        .scales = scales,
+                                        .plain = y};
       memset(codes, 0, sizeof codes);
       memset(scales, 0, sizeof scales);
       if (moe_quantize_mx(ctx, &q) != MOE_OK) fail("moe_quantize_mx", ctx);
@@ -126,13 +137,13 @@ static void hash_mx(struct settings *set) {
     }
     printf("mx %d             f32 %016llx\n", element, (unsigned long long)h);
   }
-#define HASH_ELEMENT(name, NAME, bits, fraction, bias, max, infinity, nan)                         \
-  for (uint32_t cast = 0; cast < 4; cast++) {                                                      \
-    memset(codes, 0, sizeof codes);                                                                \
-    if (moe_##name##_from_f32(ctx, codes, x, ARRAY, cast) != MOE_OK) fail("from_f32", ctx);        \
-    if (moe_##name##_to_f32(ctx, y, codes, ARRAY) != MOE_OK) fail("to_f32", ctx);                  \
-    const uint64_t h = problem_hash_bytes(problem_hash_bytes(0, codes, ARRAY, 1), y, ARRAY, 4);    \
-    printf("element %d        " #name " %016llx\n", (int)cast, (unsigned long long)h);             \
+#define HASH_ELEMENT(name, NAME, bits, fraction, bias, max, infinity, nan)                      \
+  for (uint32_t cast = 0; cast < 4; cast++) {                                                   \
+    memset(codes, 0, sizeof codes);                                                             \
+    if (moe_##name##_from_f32(ctx, codes, x, ARRAY, cast) != MOE_OK) fail("from_f32", ctx);     \
+    if (moe_##name##_to_f32(ctx, y, codes, ARRAY) != MOE_OK) fail("to_f32", ctx);               \
+    const uint64_t h = problem_hash_bytes(problem_hash_bytes(0, codes, ARRAY, 1), y, ARRAY, 4); \
+    printf("element %d        " #name " %016llx\n", (int)cast, (unsigned long long)h);          \
   }
   MOE_ELEMENT_LIST(HASH_ELEMENT)
 #undef HASH_ELEMENT
