@@ -56,8 +56,9 @@ MOE_FN void MOE_KF(load_element)(float *dst, const uint8_t *src, int64_t n) {
     MOE_V(i) codes;
     if (MOE_E(BITS) == 4) codes = left >= MOE_W ? MOE_V(loadu4)(src, i) : MOE_V(loadu4n)(src, i, left);
     else codes = left >= MOE_W ? MOE_V(loadu8)(src + i) : MOE_V(loadu8n)(src + i, left);
-    if (left >= MOE_W) MOE_V(store)(dst + i, MOE_KF(decode)(codes));
-    else MOE_V(storen)(dst + i, MOE_KF(decode)(codes), left);
+    const MOE_V(f) x = MOE_KF(decode)(codes);
+    if (left >= MOE_W) MOE_V(store)(dst + i, x);
+    else MOE_V(storen)(dst + i, x, left);
   }
 }
 
