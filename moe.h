@@ -49,7 +49,8 @@
         gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise (lanes 8 apart, 4, 2, 1);
         <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's operand is a*dg, a*du, rounded once.
      5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
-        (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00).
+        (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00; e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and takes code 0).
+        Narrow elements overflow as `cast` says: see MOE_ELEMENT_LIST. Zeros keep their sign.
      6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR * 2^-24,
         for every finite x with |x| <= 2^60; relu and identity are exact, squared_relu is one rounding. exp is within 1 ulp,
         log and log(1+y) within 2 ulp.
@@ -191,6 +192,90 @@ typedef struct moe_context {
   moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n);
 MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
 #undef MOE_DECLARE_CONVERT_
+
+/* X(suffix, ENUMERATOR, bits, fraction bits, exponent bias, code of the largest finite number, code of infinity, code
+   stored for NaN; 0 = has none): narrow floating-point elements, sign first. A value with exponent field 0 is subnormal.
+     e4m3fn  OCP: up to 448, no infinity, NaN is S.1111.111
+     e4m3    as IEEE would have it: up to 240, exponent field 15 is infinity and NaN
+     e5m2    OCP: up to 57344, exponent field 31 is infinity and NaN
+     e2m1    OCP: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. Two codes in a byte, the low half is the even element;
+             the high half beside the last of an odd number is written as 0 and not read
+   Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0. */
+#define MOE_ELEMENT_LIST(X)                             \
+  X(e4m3fn, E4M3FN, 8, 3, 7, 0x7eu, 0u, 0x7fu)          \
+  X(e4m3, E4M3, 8, 3, 7, 0x77u, 0x78u, 0x7cu)           \
+  X(e5m2, E5M2, 8, 2, 15, 0x7bu, 0x7cu, 0x7eu)          \
+  X(e2m1, E2M1, 4, 1, 1, 0x7u, 0u, 0u)
+
+typedef enum moe_element {
+#define MOE_ELEMENT_ENUM_(name, NAME, bits, fraction, bias, max, infinity, nan) MOE_ELEMENT_##NAME,
+  MOE_ELEMENT_LIST(MOE_ELEMENT_ENUM_)
+#undef MOE_ELEMENT_ENUM_
+} moe_element;
+
+/* How floats become elements; bits to be combined. 0: ties go to the even code, what rounds beyond the largest
+   number becomes infinity or, where there is none, NaN; in e2m1, the largest number. */
+enum {
+  MOE_CAST_SATURATE = 1, /* too large numbers and infinities become the largest number */
+  MOE_CAST_HALF_AWAY = 2 /* ties go away from zero */
+};
+
+/* dst[i] = src[i], n elements (of e2m1: ceil(n/2) bytes), contract 5. dst and src must not overlap.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, MISALIGNED, OVERLAP, OVERFLOW. */
+#define MOE_DECLARE_ELEMENT_(name, NAME, bits, fraction, bias, max, infinity, nan)                                \
+  moe_status moe_##name##_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n, uint32_t cast);   \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
+MOE_ELEMENT_LIST(MOE_DECLARE_ELEMENT_)
+#undef MOE_DECLARE_ELEMENT_
+
+/* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255. Errors as above. */
+moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
+
+/* ------------------------------------------------------------------------------------------------- quantising to MX */
+
+/* How a group's scale follows from amax, its largest finite magnitude. max = M*2^emax is the element's largest
+   number, M in [1,2); exponents are exact. */
+typedef enum moe_scale_rule {
+  MOE_SCALE_OCP_FLOOR = 0, /* floor(log2 amax) - emax. The OCP specification, gpt-oss's format as ggml writes it */
+  MOE_SCALE_NKI_ALT = 1,   /* one more for fp8, so that nothing saturates; e2m1 as OCP_FLOOR. Trainium's quantize_mx */
+  MOE_SCALE_ROUND_UP = 2,  /* ceil(log2(amax/max)): the least without saturation. Triton's downcast_to_mxfp, NVIDIA */
+  MOE_SCALE_CEIL = 3,      /* ceil(log2 amax) - emax. torchao */
+  MOE_SCALE_EVEN = 4,      /* floor(log2 of amax rounded to the element's precision) - emax. torchao, AMD */
+  MOE_SCALE_NEAREST = 5    /* log2(amax/max) rounded to nearest. MLX's first */
+} moe_scale_rule;
+
+/* A plain tensor [rows,columns] as element codes and one E8M0 scale byte per group of 32 along the columns; with
+   transposed = 1 the codes are those of the transpose, grouped along the rows. A last group may be shorter.
+     scale[r,g] = 127 + exponent by scale_rule, or 0 where that is negative; 0 for a group of zeros
+     code[r,c]  = plain[r,c] / 2^(scale[r,c/32]-127), rounded once as `cast` says
+   In fp8 infinity becomes infinity (in e4m3fn NaN) and NaN becomes NaN, whatever cast says. In e2m1, which has neither,
+   such a group has scale 255 and codes 0. No workspace; about 36 KiB of stack.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP.
+   Sources: OCP Microscaling Formats Specification 1.0, and beside the rules. */
+typedef struct moe_quantize_mx_args {
+  moe_element element;
+  moe_scale_rule scale_rule;
+  uint32_t cast;         /* MOE_CAST_* bits; most rules want MOE_CAST_SATURATE */
+  moe_dtype dtype;       /* of plain; DEFAULT = F32 */
+  int64_t rows, columns;
+  int transposed;
+  const void *plain;     /* [rows,columns] */
+  uint8_t *codes;        /* [rows,columns], in e2m1 [rows,ceil(columns/2)]; transposed: rows, columns change places */
+  uint8_t *scales;       /* [rows,ceil(columns/32)], likewise */
+} moe_quantize_mx_args;
+moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args);
+
+/* plain = code * 2^(scale-127), exact in binary32 but for overflow to infinity, then rounded to dtype; scale 255
+   gives NaN. Shapes and errors as above. */
+typedef struct moe_dequantize_mx_args {
+  moe_element element;
+  moe_dtype dtype;
+  int64_t rows, columns; /* of plain */
+  int transposed;
+  const uint8_t *codes, *scales;
+  void *plain;
+} moe_dequantize_mx_args;
+moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args);
 
 /* --------------------------------------------------------------------------------------------------------- router */
 

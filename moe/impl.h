@@ -76,6 +76,7 @@ MOE_TARGET_END
 #include "kernel/product.h"
 
 #include "layer/convert.h"
+#include "layer/element.h"
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"
@@ -101,6 +102,7 @@ MOE_TARGET_END
 #include "layer/mx_layout_map.h"
 #include "layer/mx_layout.h"
 #include "layer/nki_vector.h"
+#include "layer/mx_quantize.h"
 
 MOE_EXACT_END
 

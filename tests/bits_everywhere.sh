@@ -95,7 +95,7 @@ passes_under() { # test, object
 }
 for compiler in $(compilers); do
   check "$compiler -Ofast builds the library" "$compiler" -Ofast -I"$root" -c "$support/moe_impl.c" -o "$work/library.o" || continue
-  for test in test_exact test_bounds test_memory test_errors; do
+  for test in test_exact test_bounds test_memory test_errors test_elements test_mx; do
     check "$compiler -Ofast, $test" passes_under $test "$work/library.o"
   done
 done

@@ -103,6 +103,52 @@ static void hash_arrays(struct settings *set) {
   }
 }
 
+/* Quantised and back: every element with every rule, cast and orientation; and elements by themselves. */
+static void hash_mx(struct settings *set) {
+  static float y[ARRAY];
+  static uint8_t codes[ARRAY], scales[ARRAY];
+  const float *x = random_floats();
+  moe_context *ctx = &set->ctx;
+  for (int element = MOE_ELEMENT_E4M3FN; element <= MOE_ELEMENT_E2M1; element++) {
+    uint64_t h = 0;
+    for (int i = 0; i < 6 * 4 * 2; i++) {
+      const moe_quantize_mx_args q = {.element = (moe_element)element,
+                                      .scale_rule = (moe_scale_rule)(i % 6),
+                                      .cast = (uint32_t)(i / 6 % 4),
+                                      .rows = 121,
+                                      .columns = 330,
+                                      .transposed = i / 24,
+                                      .plain = x,
+                                      .codes = codes,
+                                      .scales = scales};
+      const moe_dequantize_mx_args d = {.element = q.element,
+                                        .rows = q.rows,
+                                        .columns = q.columns,
+                                        .transposed = q.transposed,
+                                        .codes = codes,
+                                        .scales = scales,
+                                        .plain = y};
+      memset(codes, 0, sizeof codes);
+      memset(scales, 0, sizeof scales);
+      if (moe_quantize_mx(ctx, &q) != MOE_OK) fail("moe_quantize_mx", ctx);
+      h = problem_hash_bytes(problem_hash_bytes(h, codes, ARRAY, 1), scales, ARRAY, 1);
+      if (moe_dequantize_mx(ctx, &d) != MOE_OK) fail("moe_dequantize_mx", ctx);
+      h = problem_hash_bytes(h, y, q.rows * q.columns, 4);
+    }
+    printf("mx %d             f32 %016llx\n", element, (unsigned long long)h);
+  }
+#define HASH_ELEMENT(name, NAME, bits, fraction, bias, max, infinity, nan)                      \
+  for (uint32_t cast = 0; cast < 4; cast++) {                                                   \
+    memset(codes, 0, sizeof codes);                                                             \
+    if (moe_##name##_from_f32(ctx, codes, x, ARRAY, cast) != MOE_OK) fail("from_f32", ctx);     \
+    if (moe_##name##_to_f32(ctx, y, codes, ARRAY) != MOE_OK) fail("to_f32", ctx);               \
+    const uint64_t h = problem_hash_bytes(problem_hash_bytes(0, codes, ARRAY, 1), y, ARRAY, 4); \
+    printf("element %d        " #name " %016llx\n", (int)cast, (unsigned long long)h);          \
+  }
+  MOE_ELEMENT_LIST(HASH_ELEMENT)
+#undef HASH_ELEMENT
+}
+
 static int limit_isa(const char *name) {
   for (int isa = 0; isa <= MOE_ISA_AVX512BF16; isa++)
     if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
@@ -140,6 +186,7 @@ int main(int argc, char **argv) {
   set.ctx.parallel_for_user = &set.pool;
 #endif
   hash_arrays(&set);
+  hash_mx(&set);
   for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_layers(&set, (moe_dtype)dtype);
   return 0;
 }

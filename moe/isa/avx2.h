@@ -32,6 +32,11 @@ MOE_INLINE __m256i moe_andi_avx2(__m256i a, __m256i b) { return _mm256_and_si256
 MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
 MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
+MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
+MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
+  return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m));
+}
+MOE_INLINE __m256i moe_maxi_avx2(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
 
 MOE_INLINE __m256 moe_canon_avx2(__m256 x) {
   __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
@@ -67,6 +72,46 @@ MOE_INLINE void moe_store16n_avx2(void *p, __m128i x, int64_t n) {
 MOE_INLINE __m128i moe_load16_avx2(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
 MOE_INLINE __m256i moe_loadu16_avx2(const void *p) { return _mm256_cvtepu16_epi32(moe_load16_avx2(p)); }
 MOE_INLINE __m256i moe_loadu16n_avx2(const void *p, int64_t n) { return _mm256_cvtepu16_epi32(moe_load16n_avx2(p, n)); }
+
+MOE_INLINE __m256i moe_loadu8_avx2(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+MOE_INLINE __m256i moe_loadu8n_avx2(const void *p, int64_t n) {
+  uint8_t buffer[8] = {0};
+  memcpy(buffer, p, (size_t)n);
+  return moe_loadu8_avx2(buffer);
+}
+MOE_INLINE void moe_store8_avx2(void *p, __m256i x) {
+  __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(255));
+  __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
+}
+MOE_INLINE void moe_store8n_avx2(void *p, __m256i x, int64_t n) {
+  uint8_t buffer[8];
+  moe_store8_avx2(buffer, x);
+  memcpy(p, buffer, (size_t)n);
+}
+
+/* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
+MOE_INLINE __m256i moe_nibbles_avx2(int32_t four) {
+  __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+  return _mm256_and_si256(_mm256_or_si256(bytes, _mm256_slli_epi64(bytes, 28)), _mm256_set1_epi32(15));
+}
+MOE_INLINE int32_t moe_nibble_bytes_avx2(__m256i x) {
+  __m256i bytes = _mm256_and_si256(_mm256_or_si256(x, _mm256_srli_epi64(x, 28)), _mm256_set1_epi64x(255));
+  __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+  words = _mm_packus_epi32(words, words);
+  return _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+}
+MOE_INLINE __m256i moe_loadu4n_avx2(const void *p, int64_t at, int64_t n) {
+  int32_t four = 0;
+  memcpy(&four, (const char *)p + at / 2, (size_t)((n + 1) / 2));
+  return moe_nibbles_avx2(four);
+}
+MOE_INLINE void moe_store4n_avx2(void *p, int64_t at, __m256i x, int64_t n) {
+  int32_t four = moe_nibble_bytes_avx2(x);
+  memcpy((char *)p + at / 2, &four, (size_t)((n + 1) / 2));
+}
+MOE_INLINE __m256i moe_loadu4_avx2(const void *p, int64_t at) { return moe_loadu4n_avx2(p, at, 8); }
+MOE_INLINE void moe_store4_avx2(void *p, int64_t at, __m256i x) { moe_store4n_avx2(p, at, x, 8); }
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
 

@@ -32,6 +32,9 @@ MOE_INLINE __m512i moe_andi_avx512(__m512i a, __m512i b) { return _mm512_and_si5
 MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 MOE_INLINE __m512i moe_slli_avx512(__m512i a, unsigned n) { return _mm512_slli_epi32(a, n); }
 MOE_INLINE __m512i moe_srai_avx512(__m512i a, unsigned n) { return _mm512_srai_epi32(a, n); }
+MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
+MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
+MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
 
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
@@ -55,6 +58,30 @@ MOE_INLINE __m512i moe_loadu16_avx512(const void *p) { return _mm512_cvtepu16_ep
 MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n));
 }
+
+MOE_INLINE __m512i moe_loadu8_avx512(const void *p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+MOE_INLINE __m512i moe_loadu8n_avx512(const void *p, int64_t n) {
+  return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(moe_lanes_avx512(n), p));
+}
+MOE_INLINE void moe_store8_avx512(void *p, __m512i x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x)); }
+MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
+  _mm_mask_storeu_epi8(p, moe_lanes_avx512(n), _mm512_cvtepi32_epi8(x));
+}
+
+/* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
+MOE_INLINE __m512i moe_loadu4n_avx512(const void *p, int64_t at, int64_t n) {
+  __m128i packed = _mm_maskz_loadu_epi8(moe_lanes_avx512((n + 1) / 2), (const char *)p + at / 2);
+  __m512i bytes = _mm512_cvtepu8_epi64(packed);
+  return _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), _mm512_set1_epi32(15));
+}
+MOE_INLINE void moe_store4n_avx512(void *p, int64_t at, __m512i x, int64_t n) {
+  __m128i bytes = _mm512_cvtepi64_epi8(_mm512_or_si512(x, _mm512_srli_epi64(x, 28)));
+  _mm_mask_storeu_epi8((char *)p + at / 2, moe_lanes_avx512((n + 1) / 2), bytes);
+}
+MOE_INLINE __m512i moe_loadu4_avx512(const void *p, int64_t at) { return moe_loadu4n_avx512(p, at, 16); }
+MOE_INLINE void moe_store4_avx512(void *p, int64_t at, __m512i x) { moe_store4n_avx512(p, at, x, 16); }
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
 

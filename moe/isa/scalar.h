@@ -10,6 +10,10 @@
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
      addi subi andi ori slli srai casti castf
+     lti maxi selecti                a < b and the larger, signed; select for integers
+     loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
+     loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
+                                     multiple of W; what is stored is below 16, also in the lane that shares a byte
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */
@@ -54,6 +58,9 @@ MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
 MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
 MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
+MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
+MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
+MOE_INLINE uint32_t moe_maxi_scalar(uint32_t a, uint32_t b) { return moe_lti_scalar(a, b) ? b : a; }
 
 MOE_INLINE float moe_canon_scalar(float x) {
   uint32_t bits = moe_casti_scalar(x);
@@ -106,12 +113,31 @@ MOE_INLINE uint32_t moe_loadu16_scalar(const void *p) {
 MOE_INLINE void moe_store_scalar(void *p, float x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
+MOE_INLINE uint32_t moe_loadu8_scalar(const void *p) { return *(const uint8_t *)p; }
+MOE_INLINE void moe_store8_scalar(void *p, uint32_t x) { *(uint8_t *)p = (uint8_t)x; }
+MOE_INLINE uint32_t moe_loadu4_scalar(const void *p, int64_t at) {
+  return (uint32_t)((const uint8_t *)p)[at / 2] >> (at & 1) * 4 & 15u;
+}
+MOE_INLINE void moe_store4_scalar(void *p, int64_t at, uint32_t x) {
+  uint8_t *byte = (uint8_t *)p + at / 2;
+  *byte = (uint8_t)(at & 1 ? *byte | x << 4 : x);
+}
 
 /* A vector of one has no partial loads: these are never reached with 0 < n < 1. */
 MOE_INLINE float moe_loadn_scalar(const void *p, int64_t n) { return n > 0 ? moe_load_scalar(p) : 0.0f; }
 MOE_INLINE uint32_t moe_loadu16n_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadu16_scalar(p) : 0u; }
 MOE_INLINE void moe_storen_scalar(void *p, float x, int64_t n) {
   if (n > 0) moe_store_scalar(p, x);
+}
+MOE_INLINE uint32_t moe_loadu8n_scalar(const void *p, int64_t n) { return n > 0 ? moe_loadu8_scalar(p) : 0u; }
+MOE_INLINE void moe_store8n_scalar(void *p, uint32_t x, int64_t n) {
+  if (n > 0) moe_store8_scalar(p, x);
+}
+MOE_INLINE uint32_t moe_loadu4n_scalar(const void *p, int64_t at, int64_t n) {
+  return n > 0 ? moe_loadu4_scalar(p, at) : 0u;
+}
+MOE_INLINE void moe_store4n_scalar(void *p, int64_t at, uint32_t x, int64_t n) {
+  if (n > 0) moe_store4_scalar(p, at, x);
 }
 
 MOE_INLINE float moe_load_f32_scalar(const void *p) { return moe_load_scalar(p); }

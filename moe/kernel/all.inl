@@ -34,6 +34,19 @@
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
+#define MOE_FORMAT e4m3fn
+#include "element.inl"
+#undef MOE_FORMAT
+#define MOE_FORMAT e4m3
+#include "element.inl"
+#undef MOE_FORMAT
+#define MOE_FORMAT e5m2
+#include "element.inl"
+#undef MOE_FORMAT
+#define MOE_FORMAT e2m1
+#include "element.inl"
+#undef MOE_FORMAT
+
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
   t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);
@@ -55,6 +68,12 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
 #endif
+#define MOE_ELEMENT_KERNELS_(name, NAME, bits, fraction, bias, max, infinity, nan)           \
+  t->load_element[MOE_ELEMENT_##NAME] = MOE_CAT(moe_load_element_##name##_, MOE_ISA);       \
+  t->store_element[MOE_ELEMENT_##NAME] = MOE_CAT(moe_store_element_##name##_, MOE_ISA);
+  MOE_ELEMENT_LIST(MOE_ELEMENT_KERNELS_)
+#undef MOE_ELEMENT_KERNELS_
+  t->magnitude = MOE_K(magnitude);
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);

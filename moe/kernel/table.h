@@ -53,6 +53,26 @@ typedef struct moe_glu_row_ {
   float dot;                        /* backward out: <dm, m>, both before scale */
 } moe_glu_row_;
 
+/* The constants of the element formats, and how a conversion to one of them rounds and ends. */
+#define MOE_ELEMENT_CONSTANTS_(name, NAME, bits, fraction, bias, max, infinity, nan)                    \
+  enum {                                                                                                \
+    MOE_ELEMENT_BITS_##name = bits,                                                                     \
+    MOE_ELEMENT_FRACTION_##name = fraction,                                                             \
+    MOE_ELEMENT_BIAS_##name = bias,                                                                     \
+    MOE_ELEMENT_MAX_CODE_##name = max,                                                                  \
+    MOE_ELEMENT_INF_CODE_##name = infinity,                                                             \
+    MOE_ELEMENT_NAN_CODE_##name = nan                                                                   \
+  };
+MOE_ELEMENT_LIST(MOE_ELEMENT_CONSTANTS_)
+#undef MOE_ELEMENT_CONSTANTS_
+
+#define MOE_ELEMENT_COUNT_ (MOE_ELEMENT_E2M1 + 1)
+
+typedef struct moe_cast_ {
+  uint32_t away;               /* 1: ties away from zero */
+  uint32_t overflow, infinity; /* the codes of what is finite but too large, and of infinity */
+} moe_cast_;
+
 typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
@@ -93,6 +113,9 @@ typedef struct moe_kernels {
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
+  void (*load_element[MOE_ELEMENT_COUNT_])(float *dst, const uint8_t *src, int64_t n);
+  void (*store_element[MOE_ELEMENT_COUNT_])(uint8_t *dst, const float *src, int64_t n, const moe_cast_ *cast);
+  uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */

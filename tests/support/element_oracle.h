@@ -1,0 +1,102 @@
+/* element_oracle.h: the narrow element formats by their definitions: a code is an integer fraction times a power of
+   two, in double, and a float's code is found by bisection between midpoints. Shares no code and no constants with
+   the library. */
+#ifndef MOE_TEST_ELEMENT_ORACLE_H
+#define MOE_TEST_ELEMENT_ORACLE_H
+
+#include <math.h>
+
+static inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+struct element {
+  const char *name;
+  moe_element id;
+  int bits, fraction_bits, least; /* least: log2 of the smallest subnormal */
+  int last, inf, nan;             /* codes; inf, nan < 0: there is none */
+  double largest;                 /* of code `last` */
+  moe_status (*from_f32)(moe_context *, uint8_t *, const float *, int64_t, uint32_t);
+  moe_status (*to_f32)(moe_context *, float *, const uint8_t *, int64_t);
+};
+
+enum { ELEMENTS = 4 };
+static const struct element elements[ELEMENTS] = {
+    {"e4m3fn", MOE_ELEMENT_E4M3FN, 8, 3, -9, 0x7e, -1, 0x7f, 448, moe_e4m3fn_from_f32, moe_e4m3fn_to_f32},
+    {"e4m3", MOE_ELEMENT_E4M3, 8, 3, -9, 0x77, 0x78, 0x7c, 240, moe_e4m3_from_f32, moe_e4m3_to_f32},
+    {"e5m2", MOE_ELEMENT_E5M2, 8, 2, -16, 0x7b, 0x7c, 0x7e, 57344, moe_e5m2_from_f32, moe_e5m2_to_f32},
+    {"e2m1", MOE_ELEMENT_E2M1, 4, 1, -1, 7, -1, -1, 6, moe_e2m1_from_f32, moe_e2m1_to_f32},
+};
+
+/* The value of a code without sign, as if the format went on beyond its last number. */
+static inline double element_value(const struct element *f, int code) {
+  int exponent = code >> f->fraction_bits, fraction = code & ((1 << f->fraction_bits) - 1);
+  return exponent == 0 ? ldexp(fraction, f->least) : ldexp(fraction + (1 << f->fraction_bits), f->least + exponent - 1);
+}
+
+/* The step that x >= 0 reaches, last + 1 for overflow: rounding is monotone, a staircase with its steps at
+   midpoints. */
+static inline int element_step(const struct element *f, double x, int away) {
+  int low = 0, high = f->last + 1;
+  while (low < high) {
+    int middle = (low + high) / 2;
+    double midpoint = 0.5 * (element_value(f, middle) + element_value(f, middle + 1));
+    if (x > midpoint || (x == midpoint && (away || (middle & 1))))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+static inline int element_overflow(const struct element *f, int negative, int saturate) {
+  int sign = negative << (f->bits - 1);
+  if (saturate || f->nan < 0) return sign | f->last;
+  return f->inf >= 0 ? sign | f->inf : f->nan;
+}
+
+/* The code of a number. */
+static inline int element_of_number(const struct element *f, int negative, double magnitude, uint32_t cast) {
+  int step = element_step(f, magnitude, (cast & MOE_CAST_HALF_AWAY) != 0);
+  return step > f->last ? element_overflow(f, negative, (cast & MOE_CAST_SATURATE) != 0)
+                        : step | negative << (f->bits - 1);
+}
+
+/* The code of a float, by its bits. */
+static inline int element_code(const struct element *f, uint32_t bits, uint32_t cast) {
+  uint32_t magnitude = bits & 0x7fffffffu;
+  int negative = (int)(bits >> 31), saturate = (cast & MOE_CAST_SATURATE) != 0;
+  if (magnitude > 0x7f800000u) return f->nan < 0 ? 0 : f->nan;
+  if (magnitude == 0x7f800000u) return element_overflow(f, negative, saturate);
+  return element_of_number(f, negative, (double)float_of(magnitude), cast);
+}
+
+/* The bits of a code's float. */
+static inline uint32_t element_decoded(const struct element *f, int code) {
+  int negative = code >> (f->bits - 1), magnitude = code & ((1 << (f->bits - 1)) - 1);
+  if (magnitude == f->inf) return (uint32_t)negative << 31 | 0x7f800000u;
+  if (magnitude > f->last) return 0x7fc00000u;
+  return bits_of((float)element_value(f, magnitude)) | (uint32_t)negative << 31;
+}
+
+/* Codes where they lie: one per byte, or two, the even one low. */
+static inline int element_get(const struct element *f, const uint8_t *codes, int64_t i) {
+  return f->bits == 8 ? codes[i] : codes[i / 2] >> (i % 2 * 4) & 15;
+}
+
+static inline void element_put(const struct element *f, uint8_t *codes, int64_t i, int code) {
+  if (f->bits == 8)
+    codes[i] = (uint8_t)code;
+  else
+    codes[i / 2] = (uint8_t)(i % 2 ? codes[i / 2] | code << 4 : code);
+}
+
+#endif
