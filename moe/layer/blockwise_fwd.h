@@ -101,11 +101,13 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
+enum { MOE_ROWS_APART_ = 8 }; /* up to so many rows per expert, the down projection is a stage apart */
+
 MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t lanes) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
-  const int few = l->N * l->B <= 8 * l->E;
+  const int few = moe_ceil_div_(l->N * l->B, MOE_ROWS_APART_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
   forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call),

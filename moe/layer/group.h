@@ -108,14 +108,10 @@ MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, m
   left->held = left->keep;
 }
 
-/* Panel p's products. */
-MOE_FN float *moe_lane_products_(const moe_lane_ *lane, const moe_left_ *left, int64_t p) {
-  return lane->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
-}
-
 /* How many rows of k elements to take at a time of those that are left: as equal parts as fit, the fewer the longer they are. */
 MOE_FN int64_t moe_rows_at_once_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t each = moe_gathered_bytes_(group, 1, k), fit = each > 0 ? group->gather_bytes / each : 0;
+  const int64_t all = moe_gathered_bytes_(group, MOE_ROWS_MAX, k);
+  const int64_t fit = all > 0 ? group->gather_bytes / (all / MOE_ROWS_MAX) : 0;
   const int64_t most = moe_min_(MOE_ROWS_MAX, moe_max_(fit, MOE_ROWS_MAX / 2));
   return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, most)) : 0;
 }
