@@ -277,6 +277,142 @@ typedef struct moe_dequantize_mx_args {
 } moe_dequantize_mx_args;
 moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args);
 
+/* -------------------------------------------------------------------------------------------- layouts of MX weights */
+
+/* How a microscaled weight W is stored: codes of 4 bits (e2m1) or 8 (fp8), and one E8M0 scale byte per 32 of them along
+   the contraction axis K. Converting moves bits and computes nothing: there and back gives the same bytes.
+     E experts; parts = 2 for gate and up, 1 for down; columns per part (I, or H for down); K = H, or I for down.
+     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, lane 0 in its least significant bits: uint16_t of
+     nibbles, uint32_t of fp8.
+                      codes                                    scales
+     PLAIN            [E,parts,columns,K], or [..,ceil(K/2)]   [E,parts,columns,G]
+                      bytes of two nibbles, low = even element
+     NKI_*_X4         gate and up: words [E,128,2,K/512,I]     [E,16,2,K/512,I]
+                      down: words [E,p_K,ceil(K/512),H]        [E,ceil(p_K/8),ceil(K/512),H]
+     NKI_WRAPX*, 1X32 words [E,K/4,parts*columns]              [E,G,parts*columns]
+     GPT_OSS          [E,columns*parts,G,16] bytes; row 2j is  [E,columns*parts,G]
+                      gate j, row 2j+1 up j; low = even
+     GGML             [parts,E,columns,G] blocks of 17 bytes:  in the block
+                      scale, then 16 bytes; low nibble = element j, high = element j+16
+   A scale byte means 2^(byte-127) everywhere. (ggml doubles its table of codes and halves its scale: the same value.)
+
+   Conversions keep positions along K: position n has scale n/32 in every layout. Which element of the weight is meant:
+     all others       n
+     NKI_STRIDED_X4   gate and up: q*(K/4) + t*128 + p, where n = 512t + 4p + q: lane q of word (p,t)
+                      down, R = min(512, K-512t): 512t + q*(R/4) + p
+     NKI_WRAPX_WHOLE  as down
+     NKI_WRAPX        as down, but a last tile of 384 is a tile of 256 and one of 128
+   So a PLAIN row made from NKI_STRIDED_X4 is a row of W permuted along K. To quantise for that layout, permute K by
+   moe_nki_x4_permutation, then quantise. A weight quantised in plain groups becomes NKI_STRIDED_X4 without loss if the
+   model's hidden units (or, for down, the columns of gate and up) are permuted likewise. With logical_order PLAIN's
+   codes lie in logical order and its scales by position: element index[n] has scale n/32.
+   NKI layouts that group different elements do not convert into each other (UNSUPPORTED).
+   Padding becomes 0 and is not read: words and scales of a last x4 tile where K > 512, unused rows and columns of
+   scales, the high nibble at the end of an odd row.
+   Sources: nki-library's moe_cte MX kernels (X4) and matmul_mxfp8 (WRAPX: swizzle_tensor, with fast_dma_transpose for
+   WHOLE; 1X32: swizzle_tensor_1x32); gpt-oss's torch/weights.py; ggml's block_mxfp4. */
+typedef enum moe_mx_layout {
+  MOE_MX_LAYOUT_PLAIN = 0,             /* OCP rows. Any K */
+  MOE_MX_LAYOUT_NKI_STRIDED_X4 = 1,    /* K % 4 == 0; gate and up: K % 512 == 0 */
+  MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4 = 2, /* likewise; the bytes of STRIDED_X4, but a position is its element */
+  MOE_MX_LAYOUT_NKI_WRAPX = 3,         /* K % 32 == 0 */
+  MOE_MX_LAYOUT_NKI_WRAPX_WHOLE = 4,   /* K % 32 == 0 */
+  MOE_MX_LAYOUT_NKI_1X32 = 5,          /* K % 32 == 0 */
+  MOE_MX_LAYOUT_GPT_OSS = 6,           /* K % 32 == 0, 4 bits */
+  MOE_MX_LAYOUT_GGML = 7               /* K % 32 == 0, 4 bits; scales are in codes, the scale pointer is not used */
+} moe_mx_layout;
+
+/* Where the scale bytes lie, if not as above. Scale rows s of an NKI layout are its second axis. */
+typedef enum moe_mx_scales {
+  MOE_MX_SCALES_OWN = 0,           /* as above ("compact") */
+  MOE_MX_SCALES_NKI_OVERSIZED = 1, /* NKI: as many rows as the words have, row s at (s/4)*32 + s%4: four per quadrant */
+  MOE_MX_SCALES_NKI_PACKED = 2,    /* WRAPX*, 1X32: [E,ceil(K/2048)*128,parts*columns]; s = 16t+r is at row
+                                      (t/4)*128 + (t%4)*4 + (r/4)*32 + r%4. Source: get_scale_packing_info */
+  MOE_MX_SCALES_TILED_128X4 = 3    /* PLAIN, GPT_OSS: per expert [ceil(rows/128),ceil(G/4)] tiles of 512 bytes, (row,g)
+                                      of a tile at (row%32)*16 + (row%128/32)*4 + g%4. Source: cuBLAS, 1D block scaling
+                                      factors layout; torchao's to_blocked */
+} moe_mx_scales;
+
+typedef struct moe_mx_layout_bytes {
+  size_t codes_in, scales_in, codes_out, scales_out;
+} moe_mx_layout_bytes;
+
+typedef struct moe_mx_layout_args {
+  moe_mx_layout from, to;             /* the same: a copy, or other scales */
+  moe_mx_scales scales_from, scales_to;
+  int32_t element_bits;               /* 4 or 8 */
+  int32_t parts;                      /* 2: gate and up, 1: down, or anything without parts */
+  int64_t E, K, columns;
+  int logical_order;                  /* 1: see above; between PLAIN and an NKI layout only */
+  const void *codes_in;               /* aligned to words in NKI layouts */
+  const uint8_t *scales_in;           /* not used by GGML */
+  void *codes_out;
+  uint8_t *scales_out;
+  moe_mx_layout_bytes bytes;          /* of the four buffers (optional, each): INVALID_SHAPE where that is too little */
+} moe_mx_layout_args;
+
+/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, UNSUPPORTED. */
+moe_status moe_mx_layout_convert(moe_context *ctx, const moe_mx_layout_args *args);
+
+/* What the four buffers need (0 for GGML's scales). Pointers and args->bytes are not looked at. Errors: as above. */
+moe_status moe_mx_layout_size(moe_context *ctx, const moe_mx_layout_args *args, moe_mx_layout_bytes *bytes);
+
+/* index[n], n < K: the logical element at position n of `layout`, as above. Errors: NULL_ARGUMENT, INVALID_SHAPE,
+   INVALID_OPTION, OVERFLOW, MISALIGNED. */
+moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout, int32_t parts, int64_t K, int64_t *index);
+
+/* The vectors beside those weights, in the order of Trainium's kernels and back. */
+typedef enum moe_nki_vector {
+  MOE_NKI_GATE_UP_BIAS = 0, /* [E,2,I] <-> [E,min(I,512)/4,2,ceil(I/512),4]: (g, 512t + q*(R/4) + p) <-> (p,g,t,q) with
+                               R = min(512, I-512t). I % 4 == 0; padding becomes 0. Source: nki-library, as X4 */
+  MOE_NKI_DOWN_SCALE = 1    /* [E,1,H]: logical c*128 + p <-> stored p*(H/128) + c; H % 128 == 0. Per-row scales of
+                               fp8 weights. Source: nki-library's moe_cte_torch.py, quantisation strategy 5 */
+} moe_nki_vector;
+
+typedef struct moe_nki_vector_args {
+  moe_nki_vector kind;
+  moe_dtype dtype;   /* of both; not DEFAULT. Bits are moved, NaNs too */
+  int to_nki;        /* 1: `in` is logical, 0: `out` is */
+  int64_t E, length; /* I, or H */
+  const void *in;
+  void *out;
+} moe_nki_vector_args;
+
+/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP. */
+moe_status moe_nki_vector_convert(moe_context *ctx, const moe_nki_vector_args *args);
+moe_status moe_nki_vector_size(moe_context *ctx, const moe_nki_vector_args *args, size_t *bytes_in, size_t *bytes_out);
+
+/* ----------------------------------------------------------------------------------------------- quantised weights */
+
+/* How the elements of a quantised weight are scaled. Shapes of `scales`: of gate and up; of down. In all but MX the codes
+   lie as the plain weight does ([E,H,2,I]; [E,I,H]), elements have 8 bits and scales are float. */
+typedef enum moe_weight_scaling {
+  MOE_WEIGHT_MX = 0,                 /* E8M0 bytes, as layout and scales_layout say */
+  MOE_WEIGHT_STATIC = 1,             /* [2]; [1] */
+  MOE_WEIGHT_COLUMN = 2,             /* [2,I]; [H] */
+  MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block),repeat]; [E,ceil(I/block),ceil(H/block),repeat],
+                                        of the last axis the first is read */
+  MOE_WEIGHT_STATIC_PER_EXPERT = 4,  /* [E,2]; [E] */
+  MOE_WEIGHT_COLUMN_PER_EXPERT = 5   /* [E,2,I]; [E,H], the "row" scales of nkilib (its stored order of down's:
+                                        MOE_NKI_DOWN_SCALE) */
+} moe_weight_scaling;
+
+/* A weight as it is stored, in place of a plain one. What it stands for, w, is in the forward
+     MX, BLOCK   code*scale in binary32 (MX exactly, but for overflow to infinity; a scale of 255 is NaN), in _bf16 functions
+                 rounded to bf16, which changes an MX weight only below 2^-126, where products take it as zero
+     the others  code, and the product sum is multiplied by the scale: g = (x*Wg)*s
+   In the backward w is code*scale, rounded likewise, in all of them. The contraction runs in logical order in every layout.
+   Sources: semantics of nkilib's moe_cte quantisation strategies 1 to 6, moe_cte's MX kernels, gpt-oss. */
+typedef struct moe_quantized_weight {
+  moe_element element;
+  moe_weight_scaling scaling;
+  moe_mx_layout layout;        /* MX only, as the next */
+  moe_mx_scales scales_layout;
+  int64_t block, repeat;       /* BLOCK only; 0 = 256 and 1. nkilib repeats 128 times */
+  const void *codes;           /* aligned to words in NKI layouts */
+  const void *scales;          /* not used by GGML */
+} moe_quantized_weight;
+
 /* --------------------------------------------------------------------------------------------------------- router */
 
 typedef enum moe_score_function {
@@ -473,6 +609,8 @@ typedef struct moe_blockwise_layer {
   const void *packed_gate_up_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
   const void *packed_down_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
   size_t packed_gate_up_bytes, packed_down_bytes;
+  const moe_quantized_weight *quantized_gate_up_weight; /* (optional): in place of gate_up_proj_weight, which is not read; */
+  const moe_quantized_weight *quantized_down_weight;    /*   likewise. Gradients are those of the weight it stands for */
   const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
   const void *down_proj_bias;           /* [E,H] (optional) */
   const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */
@@ -649,6 +787,8 @@ typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
   int64_t E, rows, columns; /* of the tensor above: H,I or I,H or N,K */
   const void *weight;
+  const moe_quantized_weight *quantized; /* (optional) instead of weight, not of GROUPED. What is packed is w as in the
+                                            forward, so a call wants such a weight's float scales beside it */
   void *packed;             /* output, aligned to 64 bytes */
   size_t packed_bytes;
 } moe_pack_weights_args;
@@ -658,111 +798,6 @@ typedef struct moe_pack_weights_args {
   moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes);
 MOE_DTYPE_LIST(MOE_DECLARE_PACK_)
 #undef MOE_DECLARE_PACK_
-
-/* -------------------------------------------------------------------------------------------- layouts of MX weights */
-
-/* How a microscaled weight W is stored: codes of 4 bits (e2m1) or 8 (fp8), and one E8M0 scale byte per 32 of them along
-   the contraction axis K. Converting moves bits and computes nothing: there and back gives the same bytes.
-     E experts; parts = 2 for gate and up, 1 for down; columns per part (I, or H for down); K = H, or I for down.
-     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, lane 0 in its least significant bits: uint16_t of
-     nibbles, uint32_t of fp8.
-                      codes                                    scales
-     PLAIN            [E,parts,columns,K], or [..,ceil(K/2)]   [E,parts,columns,G]
-                      bytes of two nibbles, low = even element
-     NKI_*_X4         gate and up: words [E,128,2,K/512,I]     [E,16,2,K/512,I]
-                      down: words [E,p_K,ceil(K/512),H]        [E,ceil(p_K/8),ceil(K/512),H]
-     NKI_WRAPX*, 1X32 words [E,K/4,parts*columns]              [E,G,parts*columns]
-     GPT_OSS          [E,columns*parts,G,16] bytes; row 2j is  [E,columns*parts,G]
-                      gate j, row 2j+1 up j; low = even
-     GGML             [parts,E,columns,G] blocks of 17 bytes:  in the block
-                      scale, then 16 bytes; low nibble = element j, high = element j+16
-   A scale byte means 2^(byte-127) everywhere. (ggml doubles its table of codes and halves its scale: the same value.)
-
-   Conversions keep positions along K: position n has scale n/32 in every layout. Which element of the weight is meant:
-     all others       n
-     NKI_STRIDED_X4   gate and up: q*(K/4) + t*128 + p, where n = 512t + 4p + q: lane q of word (p,t)
-                      down, R = min(512, K-512t): 512t + q*(R/4) + p
-     NKI_WRAPX_WHOLE  as down
-     NKI_WRAPX        as down, but a last tile of 384 is a tile of 256 and one of 128
-   So a PLAIN row made from NKI_STRIDED_X4 is a row of W permuted along K. To quantise for that layout, permute K by
-   moe_nki_x4_permutation, then quantise. A weight quantised in plain groups becomes NKI_STRIDED_X4 without loss if the
-   model's hidden units (or, for down, the columns of gate and up) are permuted likewise. With logical_order PLAIN's
-   codes lie in logical order and its scales by position: element index[n] has scale n/32.
-   NKI layouts that group different elements do not convert into each other (UNSUPPORTED).
-   Padding becomes 0 and is not read: words and scales of a last x4 tile where K > 512, unused rows and columns of
-   scales, the high nibble at the end of an odd row.
-   Sources: nki-library's moe_cte MX kernels (X4) and matmul_mxfp8 (WRAPX: swizzle_tensor, with fast_dma_transpose for
-   WHOLE; 1X32: swizzle_tensor_1x32); gpt-oss's torch/weights.py; ggml's block_mxfp4. */
-typedef enum moe_mx_layout {
-  MOE_MX_LAYOUT_PLAIN = 0,             /* OCP rows. Any K */
-  MOE_MX_LAYOUT_NKI_STRIDED_X4 = 1,    /* K % 4 == 0; gate and up: K % 512 == 0 */
-  MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4 = 2, /* likewise; the bytes of STRIDED_X4, but a position is its element */
-  MOE_MX_LAYOUT_NKI_WRAPX = 3,         /* K % 32 == 0 */
-  MOE_MX_LAYOUT_NKI_WRAPX_WHOLE = 4,   /* K % 32 == 0 */
-  MOE_MX_LAYOUT_NKI_1X32 = 5,          /* K % 32 == 0 */
-  MOE_MX_LAYOUT_GPT_OSS = 6,           /* K % 32 == 0, 4 bits */
-  MOE_MX_LAYOUT_GGML = 7               /* K % 32 == 0, 4 bits; scales are in codes, the scale pointer is not used */
-} moe_mx_layout;
-
-/* Where the scale bytes lie, if not as above. Scale rows s of an NKI layout are its second axis. */
-typedef enum moe_mx_scales {
-  MOE_MX_SCALES_OWN = 0,           /* as above ("compact") */
-  MOE_MX_SCALES_NKI_OVERSIZED = 1, /* NKI: as many rows as the words have, row s at (s/4)*32 + s%4: four per quadrant */
-  MOE_MX_SCALES_NKI_PACKED = 2,    /* WRAPX*, 1X32: [E,ceil(K/2048)*128,parts*columns]; s = 16t+r is at row
-                                      (t/4)*128 + (t%4)*4 + (r/4)*32 + r%4. Source: get_scale_packing_info */
-  MOE_MX_SCALES_TILED_128X4 = 3    /* PLAIN, GPT_OSS: per expert [ceil(rows/128),ceil(G/4)] tiles of 512 bytes, (row,g)
-                                      of a tile at (row%32)*16 + (row%128/32)*4 + g%4. Source: cuBLAS, 1D block scaling
-                                      factors layout; torchao's to_blocked */
-} moe_mx_scales;
-
-typedef struct moe_mx_layout_bytes {
-  size_t codes_in, scales_in, codes_out, scales_out;
-} moe_mx_layout_bytes;
-
-typedef struct moe_mx_layout_args {
-  moe_mx_layout from, to;             /* the same: a copy, or other scales */
-  moe_mx_scales scales_from, scales_to;
-  int32_t element_bits;               /* 4 or 8 */
-  int32_t parts;                      /* 2: gate and up, 1: down, or anything without parts */
-  int64_t E, K, columns;
-  int logical_order;                  /* 1: see above; between PLAIN and an NKI layout only */
-  const void *codes_in;               /* aligned to words in NKI layouts */
-  const uint8_t *scales_in;           /* not used by GGML */
-  void *codes_out;
-  uint8_t *scales_out;
-  moe_mx_layout_bytes bytes;          /* of the four buffers (optional, each): INVALID_SHAPE where that is too little */
-} moe_mx_layout_args;
-
-/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, UNSUPPORTED. */
-moe_status moe_mx_layout_convert(moe_context *ctx, const moe_mx_layout_args *args);
-
-/* What the four buffers need (0 for GGML's scales). Pointers and args->bytes are not looked at. Errors: as above. */
-moe_status moe_mx_layout_size(moe_context *ctx, const moe_mx_layout_args *args, moe_mx_layout_bytes *bytes);
-
-/* index[n], n < K: the logical element at position n of `layout`, as above. Errors: NULL_ARGUMENT, INVALID_SHAPE,
-   INVALID_OPTION, OVERFLOW, MISALIGNED. */
-moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout, int32_t parts, int64_t K, int64_t *index);
-
-/* The vectors beside those weights, in the order of Trainium's kernels and back. */
-typedef enum moe_nki_vector {
-  MOE_NKI_GATE_UP_BIAS = 0, /* [E,2,I] <-> [E,min(I,512)/4,2,ceil(I/512),4]: (g, 512t + q*(R/4) + p) <-> (p,g,t,q) with
-                               R = min(512, I-512t). I % 4 == 0; padding becomes 0. Source: nki-library, as X4 */
-  MOE_NKI_DOWN_SCALE = 1    /* [E,1,H]: logical c*128 + p <-> stored p*(H/128) + c; H % 128 == 0. Per-row scales of
-                               fp8 weights. Source: nki-library's moe_cte_torch.py, quantisation strategy 5 */
-} moe_nki_vector;
-
-typedef struct moe_nki_vector_args {
-  moe_nki_vector kind;
-  moe_dtype dtype;   /* of both; not DEFAULT. Bits are moved, NaNs too */
-  int to_nki;        /* 1: `in` is logical, 0: `out` is */
-  int64_t E, length; /* I, or H */
-  const void *in;
-  void *out;
-} moe_nki_vector_args;
-
-/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP. */
-moe_status moe_nki_vector_convert(moe_context *ctx, const moe_nki_vector_args *args);
-moe_status moe_nki_vector_size(moe_context *ctx, const moe_nki_vector_args *args, size_t *bytes_in, size_t *bytes_out);
 
 /* Activation and derivative over an array, as the layer computes them: y[i] = act(x[i]), dy[i] = act'(x[i]) (either may be
    NULL). alpha 0 = the activation's default. */

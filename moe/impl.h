@@ -87,6 +87,11 @@ MOE_TARGET_END
 #include "layer/activation.h"
 #include "layer/group.h"
 #include "layer/expert_stage.h"
+#include "layer/mx_layout_map.h"
+#include "layer/mx_layout.h"
+#include "layer/nki_vector.h"
+#include "layer/quantized.h"
+#include "layer/quantized_pack.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
@@ -99,9 +104,6 @@ MOE_TARGET_END
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
 #include "layer/grouped_gemm.h"
-#include "layer/mx_layout_map.h"
-#include "layer/mx_layout.h"
-#include "layer/nki_vector.h"
 #include "layer/mx_quantize.h"
 
 MOE_EXACT_END

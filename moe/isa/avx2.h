@@ -31,6 +31,7 @@ MOE_INLINE __m256i moe_subi_avx2(__m256i a, __m256i b) { return _mm256_sub_epi32
 MOE_INLINE __m256i moe_andi_avx2(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
 MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
+MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
 MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
@@ -114,6 +115,12 @@ MOE_INLINE __m256i moe_loadu4_avx2(const void *p, int64_t at) { return moe_loadu
 MOE_INLINE void moe_store4_avx2(void *p, int64_t at, __m256i x) { moe_store4n_avx2(p, at, x, 8); }
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
+
+MOE_INLINE __m256 moe_e2m1_avx2(__m256i codes) {
+  const __m256 value = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
+  return _mm256_or_ps(_mm256_permutevar8x32_ps(value, codes), _mm256_castsi256_ps(sign));
+}
 
 MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));

@@ -30,8 +30,9 @@ MOE_INLINE __m512i moe_addi_avx512(__m512i a, __m512i b) { return _mm512_add_epi
 MOE_INLINE __m512i moe_subi_avx512(__m512i a, __m512i b) { return _mm512_sub_epi32(a, b); }
 MOE_INLINE __m512i moe_andi_avx512(__m512i a, __m512i b) { return _mm512_and_si512(a, b); }
 MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
-MOE_INLINE __m512i moe_slli_avx512(__m512i a, unsigned n) { return _mm512_slli_epi32(a, n); }
-MOE_INLINE __m512i moe_srai_avx512(__m512i a, unsigned n) { return _mm512_srai_epi32(a, n); }
+MOE_INLINE __m512i moe_slli_avx512(__m512i a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+MOE_INLINE __m512i moe_srli_avx512(__m512i a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+MOE_INLINE __m512i moe_srai_avx512(__m512i a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
@@ -95,6 +96,12 @@ MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
   __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   bits = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+}
+
+MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
+  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                      -3.0f, -4.0f, -6.0f);
+  return _mm512_permutexvar_ps(codes, value);
 }
 
 /* Masked, because gcc's plain form is a macro with a sign conversion at -O0. */

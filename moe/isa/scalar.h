@@ -9,11 +9,12 @@
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
-     addi subi andi ori slli srai casti castf
+     addi subi andi ori slli srli srai casti castf
      lti maxi selecti                a < b and the larger, signed; select for integers
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
                                      multiple of W; what is stored is below 16, also in the lane that shares a byte
+     e2m1                            the values of codes; bits above the fourth are ignored
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */
@@ -57,6 +58,7 @@ MOE_INLINE uint32_t moe_subi_scalar(uint32_t a, uint32_t b) { return a - b; }
 MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
 MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
 MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
+MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
@@ -138,6 +140,12 @@ MOE_INLINE uint32_t moe_loadu4n_scalar(const void *p, int64_t at, int64_t n) {
 }
 MOE_INLINE void moe_store4n_scalar(void *p, int64_t at, uint32_t x, int64_t n) {
   if (n > 0) moe_store4_scalar(p, at, x);
+}
+
+MOE_INLINE float moe_e2m1_scalar(uint32_t codes) {
+  static const float value[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  return value[codes & 15u];
 }
 
 MOE_INLINE float moe_load_f32_scalar(const void *p) { return moe_load_scalar(p); }

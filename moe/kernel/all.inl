@@ -47,6 +47,8 @@
 #include "element.inl"
 #undef MOE_FORMAT
 
+#include "codes.inl"
+
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
   t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);
@@ -73,12 +75,17 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->store_element[MOE_ELEMENT_##NAME] = MOE_CAT(moe_store_element_##name##_, MOE_ISA);
   MOE_ELEMENT_LIST(MOE_ELEMENT_KERNELS_)
 #undef MOE_ELEMENT_KERNELS_
+  t->pack_codes_rows[0] = MOE_CAT(moe_pack_codes_rows_4_, MOE_ISA);
+  t->pack_codes_rows[1] = MOE_CAT(moe_pack_codes_rows_8_, MOE_ISA);
+  t->pack_codes_columns[0] = MOE_CAT(moe_pack_codes_columns_4_, MOE_ISA);
+  t->pack_codes_columns[1] = MOE_CAT(moe_pack_codes_columns_8_, MOE_ISA);
   t->magnitude = MOE_K(magnitude);
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);
   t->add_scaled = MOE_K(add_scaled);
   t->scale_row = MOE_K(scale_row);
+  t->multiply_row = MOE_K(multiply_row);
   t->transpose_tile = MOE_K(transpose_tile);
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);

@@ -54,6 +54,15 @@ MOE_FN void MOE_K(pack_columns_pairs)(void *panel, const char *src, int64_t stri
     }
 }
 
+MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
+  uint32_t *p = (uint32_t *)pairs;
+  for (int64_t r = 0; r < k; r += 2, p += MOE_PANEL, panel += 2 * MOE_PANEL)
+    for (int j = 0; j < MOE_PANEL; j += MOE_W) {
+      const MOE_V(i) odd = MOE_V(andi)(MOE_V(loadi)(panel + MOE_PANEL + j), MOE_V(set1i)(0xffff0000u));
+      MOE_V(storei)(p + j, MOE_V(ori)(MOE_V(srli)(MOE_V(loadi)(panel + j), 16), odd));
+    }
+}
+
 /* One pair of k; `last`: a lone even element, its partner zero. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel, int last,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
@@ -109,4 +118,5 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
   t->pack_columns[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_columns_pairs);
+  t->pair_panel = MOE_K(pair_panel);
 }

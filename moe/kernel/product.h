@@ -66,8 +66,8 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
 /* ----------------------------------------------------------------------------------------------------- right operand */
 
 /* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed, element (k, n) of
-   part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part; transposed (one part), column
-   n is contiguous at base[0] + n*stride. */
+   part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part; transposed, column n is
+   contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves. */
 typedef struct moe_right_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;
@@ -76,7 +76,13 @@ typedef struct moe_right_ {
   int64_t parts, stride, n; /* n: columns of each part */
   int transposed;
   moe_dtype dtype;
+  int64_t bits; /* of an element */
   int64_t k;
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel. In
+     bf16 products all values must be bf16's, or subnormal. */
+  void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
+  const void *source;     /* what unpack needs: the weight, */
+  int64_t expert, column; /*   whose, and the first column of each part */
 } moe_right_;
 
 /* One part's columns of a panel. */
@@ -88,27 +94,54 @@ MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_
   const int64_t width = moe_right_width_(right), at = first * width;
   moe_right_ part = *right;
   part.n = moe_min_(count * width, right->n - at);
+  part.column += at;
   if (right->panel) part.panel += first * right->panel_bytes;
   for (int p = 0; p < 2 && right->base[p]; p++)
-    part.base[p] += at * (right->transposed ? right->stride : moe_dtype_bytes_(right->dtype));
+    part.base[p] += right->transposed ? at * right->stride : at * right->bits / 8;
   return part;
 }
 
 /* A matrix whose rows are the columns: column n contiguous at base + n*stride. */
 MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_t n, moe_dtype dtype, int64_t k) {
-  const moe_right_ right = {NULL, 0, 0, {base, NULL}, 1, stride, n, 1, dtype, k};
+  moe_right_ right = {0};
+  right.base[0] = base;
+  right.parts = right.transposed = 1;
+  right.stride = stride;
+  right.n = n;
+  right.dtype = dtype;
+  right.bits = 8 * moe_dtype_bytes_(dtype);
+  right.k = k;
   return right;
 }
 
 /* One packed panel in cache. */
 MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
-  const moe_right_ right = {(const char *)panel, 0, 0, {NULL, NULL}, 1, 0, MOE_PANEL, 0, MOE_DTYPE_F32, k};
+  moe_right_ right = {0};
+  right.panel = (const char *)panel;
+  right.parts = 1;
+  right.n = MOE_PANEL;
+  right.k = k;
   return right;
+}
+
+MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
+                              int64_t k, char *panel) {
+  float piece[MOE_PIECE_F32_ * MOE_PANEL];
+  for (int64_t at = 0; at < k; at += MOE_PIECE_F32_) {
+    const int64_t n = moe_min_(MOE_PIECE_F32_, k - at);
+    char *to = panel + moe_panel_bytes_(kind, at);
+    right->unpack(right, kernels, from + at, n, kind == MOE_PANEL_F32 ? (float *)(void *)to : piece);
+    if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, piece, n);
+  }
 }
 
 /* Elements [from, from+k) of the right operand as a panel. */
 MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
                             int64_t k, void *panel) {
+  if (right->unpack) {
+    moe_unpack_right_(kernels, kind, right, from, k, (char *)panel);
+    return;
+  }
   if (right->transposed) {
     kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype),
                                               right->stride, k, right->n);
@@ -121,21 +154,20 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) will be read from. */
+/* The memory that elements [from, from+k) will be read from, as far as it is known. */
 MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
-  const int64_t size = moe_dtype_bytes_(right->dtype);
+  const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
+  const moe_ahead_ none = {0};
   if (right->panel) {
-    const moe_ahead_ none = {0};
     moe_ahead_ ahead =
         moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, 64, moe_panel_bytes_(kind, k) / 64, 1);
     ahead.pitch = right->panel_bytes;
     ahead.lines = moe_right_panels_(right);
     return right->fetch ? ahead : none;
   }
-  if (right->transposed)
-    return moe_ahead_rows_(right->base[0] + from * size, NULL, NULL, right->stride, right->n, k * size);
-  const char *second = right->parts == 2 ? right->base[1] + from * right->stride : NULL;
-  return moe_ahead_rows_(right->base[0] + from * right->stride, second, NULL, right->stride, k, right->n * size);
+  if (!right->base[0]) return none;
+  return moe_ahead_rows_(right->base[0] + begin, right->base[1] ? right->base[1] + begin : NULL, NULL, right->stride,
+                         right->transposed ? right->n : k, (right->transposed ? k : right->n) * right->bits / 8);
 }
 
 MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
@@ -162,7 +194,7 @@ typedef struct moe_operands_ {
 
 /* Whether the rows are so few that the right operand is multiplied as it streams past. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed &&
+  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed && !right->unpack &&
          kernels->stream[right->dtype];
 }
 

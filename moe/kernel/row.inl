@@ -22,6 +22,12 @@ MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
   }
 }
 
+MOE_FN void MOE_K(multiply_row)(float *x, const float *y, int64_t n) {
+  int64_t i = 0;
+  for (; i + MOE_W <= n; i += MOE_W) MOE_V(store)(x + i, MOE_V(mul)(MOE_V(load)(x + i), MOE_V(load)(y + i)));
+  if (i < n) MOE_V(storen)(x + i, MOE_V(mul)(MOE_V(loadn)(x + i, n - i), MOE_V(loadn)(y + i, n - i)), n - i);
+}
+
 MOE_FN uint32_t MOE_K(magnitude)(const float *x, int64_t n) {
   uint32_t lane[MOE_W], most = 0;
   MOE_V(i) m = MOE_V(set1i)(0u);

@@ -106,6 +106,28 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
+/* What tells the 8-bit floating-point formats apart, in 32-bit lanes. */
+typedef struct moe_fp8_ {
+  int shift;                 /* from the code's fraction to a float's */
+  uint32_t rebias, fraction; /* exponent to add, in place; the first code that is not subnormal */
+  uint32_t infinity, nan;    /* codes from here on, the sign aside */
+  uint32_t magic;            /* a float whose last place is the smallest subnormal */
+} moe_fp8_;
+
+/* Codes that become columns [col, col+width) of an f32 panel of k rows, of which n are there; the rest becomes zero.
+   pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
+   scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
+   `stride` apart, `group` bytes from 32 codes to the next 32; scale byte (k/32, column) at scale[k/32*64 + column].
+   scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
+typedef struct moe_codes_ {
+  const moe_fp8_ *format; /* of 8 bits */
+  const uint8_t *codes, *scale;
+  int64_t stride, group, scale_stride;
+  int split, scale_each;
+  int64_t col, width, n, k;
+} moe_codes_;
+typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
+
 typedef struct moe_kernels {
   moe_isa isa;
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
@@ -118,12 +140,15 @@ typedef struct moe_kernels {
   uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2]; /* of 4 bits (e2m1), of 8 (fp8) */
+  void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
+  void (*multiply_row)(float *x, const float *y, int64_t n); /* x *= y */
   void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */

@@ -57,17 +57,19 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
   MOE_TRY(moe_check_flag_(ctx, "skip_weight", layer->skip_weight));
+  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_weight, 2, layer->H));
+  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_weight, 1, layer->I));
   return moe_check_config_(ctx, &layer->config);
 }
 
 /* The layer's own tensors, for the caller's table. Returns how many. */
-enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_TENSORS_ = 9 };
+enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8, MOE_LAYER_TENSORS_ = 13 };
 MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tensor_ *tensor) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
   const moe_role_ affinity_role = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   const moe_role_ expert_role = dropping ? MOE_INPUT_OPTIONAL : MOE_INPUT;
-  const moe_tensor_ own[MOE_LAYER_TENSORS_] = {
+  const moe_tensor_ own[] = {
       {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
       {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size,
        affinity_role},
@@ -79,8 +81,21 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
       {"block_to_expert", dropping ? NULL : l->block_to_expert, moe_mul_(l->N, 4), 4, expert_role},
       {"conditions", l->conditions, moe_mul_(l->N, 4), 4, MOE_INPUT_OPTIONAL},
   };
+  int n = (int)(sizeof own / sizeof *own);
   memcpy(tensor, own, sizeof own);
-  return MOE_LAYER_TENSORS_;
+  if (l->quantized_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->quantized_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  n += moe_quantized_tensors_(&call->gate_up.quantized, "quantized_gate_up_weight->codes",
+                              "quantized_gate_up_weight->scales", tensor + n);
+  n += moe_quantized_tensors_(&call->down.quantized, "quantized_down_weight->codes", "quantized_down_weight->scales",
+                              tensor + n);
+  return n;
+}
+
+/* What only a look into the tensors tells. */
+MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
+  MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_weight->scales"));
+  return moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_weight->scales");
 }
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
@@ -103,6 +118,8 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->group = moe_group_of_(dtype, layer->E);
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
+  if (layer->quantized_gate_up_weight) call->layer.gate_up_proj_weight = NULL;
+  if (layer->quantized_down_weight) call->layer.down_proj_weight = NULL;
   if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
   call->dtype = dtype;
   call->affinity_dtype = moe_or_(layer->affinity_dtype, dtype);
@@ -113,8 +130,9 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
   call->glu = moe_resolve_glu_(&layer->config);
   call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
-                                 layer->E, layer->H, layer->I);
-  call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H);
+                                 layer->E, layer->H, layer->I, layer->quantized_gate_up_weight);
+  call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
+                              layer->quantized_down_weight);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */

@@ -60,7 +60,9 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
   };
   memcpy(tensor + n, own, sizeof own);
   MOE_TRY(moe_check_tensors_(ctx, tensor, n + (int)(sizeof own / sizeof *own), sizes_only));
-  return sizes_only ? MOE_OK : moe_plan_check_(ctx, &backward->call.layer);
+  if (sizes_only) return MOE_OK;
+  MOE_TRY(moe_check_layer_scales_(ctx, &backward->call));
+  return moe_plan_check_(ctx, &backward->call.layer);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -102,6 +104,7 @@ MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert)
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = 2 * l->I * call->size;
+  if (call->gate_up.quantized.weight) return moe_quantized_right_(&call->gate_up.quantized, expert, 1);
   const char *base = (const char *)l->gate_up_proj_weight + expert * l->H * stride + stage->from * call->size;
   return moe_right_transposed_(base, stride, l->H, call->dtype, stage->k);
 }

@@ -11,6 +11,8 @@ typedef struct moe_forward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
+
 /* What the device kernels of seed S2 accept. */
 MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype) {
   const moe_blockwise_layer *l = &args->layer;
@@ -35,6 +37,18 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
       {args->spec == MOE_CTE_SHARD_ON_I && l->skip_weight, "skip_weight", "is not taken by SHARD_ON_I"},
       {args->spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by SHARD_ON_I_HYBRID"},
+      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && checkpoints, "gate_up_activations_T",
+       "and down_activations are not saved by the MX specs"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
+       "must be POST_SCALE for SHARD_ON_BLOCK_MX"},
+      {args->spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
+       "is not taken by SHARD_ON_BLOCK_MX"},
+      {args->spec > MOE_CTE_SHARD_ON_BLOCK_MX && moe_pre_scaled_(&l->config), "config.affinity_mode",
+       "may not be PRE_SCALE for SHARD_ON_I_MX"},
+      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_gate_up_weight),
+       "quantized_gate_up_weight", "must be in an x4 layout on the device"},
+      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_down_weight),
+       "quantized_down_weight", "must be in an x4 layout on the device"},
       {args->spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
        "must be POST_SCALE or ON_I for SHARD_ON_I_DROPPING"},
   };
@@ -53,8 +67,9 @@ MOE_FN moe_status moe_forward_check_options_(moe_context *ctx, const moe_blockwi
   MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
   MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
-  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX)
-    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "spec", "needs MX-quantised weights");
+  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
+      !(moe_is_mx_(args->layer.quantized_gate_up_weight) && moe_is_mx_(args->layer.quantized_down_weight)))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "spec", "needs both weights quantised to MX");
   if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && args->layer.N != args->layer.E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
   if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
@@ -67,6 +82,7 @@ MOE_FN int64_t moe_forward_slots_(const moe_blockwise_mm_fwd_args *args) {
   return args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
 }
 MOE_FN int64_t moe_forward_rows_(const moe_blockwise_mm_fwd_args *args) {
+  if (args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK_MX) return moe_mul_(args->layer.T, 2);
   const int padding_row = args->device_output_shape && args->spec != MOE_CTE_SHARD_ON_BLOCK && !args->layer.skip_token;
   return moe_mul_(args->layer.T + padding_row, moe_forward_slots_(args));
 }
@@ -78,7 +94,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
   const int64_t size = forward->call.size, saved = forward->call.checkpoint_size;
   moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 6];
   int n = moe_layer_tensors_(&forward->call, args->spec == MOE_CTE_SHARD_ON_I_DROPPING, tensor);
-  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID) tensor[n - 1].role = MOE_INPUT;
+  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID || args->spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
+    tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
   if (l->packed_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
   if (l->packed_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T,
@@ -95,6 +112,7 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
                             l->packed_gate_up_bytes));
   MOE_TRY(
       moe_packed_check_(ctx, &forward->call.down, "packed_down_weight", l->packed_down_weight, l->packed_down_bytes));
+  MOE_TRY(moe_check_layer_scales_(ctx, &forward->call));
   if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
   return moe_plan_check_(ctx, &forward->call.layer);
 }
@@ -157,6 +175,7 @@ MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t
   const float a = call->plan.affinity[row];
   float buffer[MOE_PANEL];
   const float *bias = moe_load_optional_(call, l->down_proj_bias, expert * l->H + h0, n, buffer);
+  moe_quantized_scale_sums_(&call->down.quantized, &call->group.kernels, expert, 0, h0, n, c);
   if (on_i && bias) call->group.kernels.scale_row(buffer, a, n);
   if (forward->args->down_activations) {
     if (bias) call->group.kernels.add_scaled(c, bias, NULL, 1.0f, n);

@@ -80,6 +80,7 @@ MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
   const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = l->H * call->size;
+  if (call->down.quantized.weight) return moe_quantized_right_(&call->down.quantized, expert, 1);
   return moe_right_transposed_((const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype,
                                l->H);
 }

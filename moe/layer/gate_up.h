@@ -60,12 +60,26 @@ MOE_FN moe_right_ moe_gate_up_right_(const void *arg, int64_t expert) {
   return moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert);
 }
 
+/* A quantised weight's scales that multiply product sums. */
+MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, int64_t expert, int64_t panel, int64_t n, int64_t rows,
+                               float *c) {
+  const int64_t width = call->gate_up.width;
+  if (!moe_weight_scaled_after_(call->layer.quantized_gate_up_weight)) return;
+  for (int64_t part = call->glu.skip_gate; part < 2; part++)
+    for (int64_t i = 0; i < rows; i++)
+      moe_quantized_scale_sums_(&call->gate_up.quantized, &call->group.kernels, expert, part, panel * width, n,
+                                c + i * MOE_PANEL + (part - call->glu.skip_gate) * width);
+}
+
 MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   (void)span;
-  for (int64_t p = 0; p < products->panels; p++)
-    moe_gate_up_panel_(stage, products->expert, products->panel + p, moe_products_columns_(products, p),
-                       products->first, products->rows, moe_products_of_(products, p));
+  for (int64_t p = 0; p < products->panels; p++) {
+    const int64_t n = moe_products_columns_(products, p);
+    float *c = moe_products_of_(products, p);
+    moe_gate_up_scale_(stage->call, products->expert, products->panel + p, n, products->rows, c);
+    moe_gate_up_panel_(stage, products->expert, products->panel + p, n, products->first, products->rows, c);
+  }
 }
 
 MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {

@@ -100,7 +100,7 @@ MOE_FN moe_right_ moe_grouped_right_(const void *arg, int64_t expert) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const moe_grouped_gemm_args *args = g->args;
   if (g->op == MOE_GROUPED_FORWARD) return moe_weight_right_(&g->weight, args->W, args->packed_W, expert);
-  const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K);
+  const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K, NULL);
   return moe_plain_right_(&rows, args->W, expert);
 }
 
@@ -200,7 +200,7 @@ MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args
   g.op = op;
   g.dtype = dtype;
   g.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
-  g.weight = moe_packed_of_(MOE_PACK_GROUPED, g.group.panel, dtype, args->E, args->N, args->K);
+  g.weight = moe_packed_of_(MOE_PACK_GROUPED, g.group.panel, dtype, args->E, args->N, args->K, NULL);
   g.total = args->num_tokens * args->topk;
   g.size = moe_dtype_bytes_(dtype);
   moe_grouped_layout_(&g, &sized, moe_lanes_(ctx));

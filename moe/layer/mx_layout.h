@@ -53,14 +53,8 @@ MOE_FN moe_status moe_mx_check_(moe_context *ctx, const moe_mx_layout_args *a) {
 }
 
 MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
-  moe_mx_side_ s = {0};
-  s.layout = output ? a->to : a->from;
+  moe_mx_side_ s = moe_mx_side_of_shape_(output ? a->to : a->from, a->element_bits, a->E, a->K, a->parts, a->columns);
   s.scales = output ? a->scales_to : a->scales_from;
-  s.bits = a->element_bits;
-  s.E = a->E, s.K = a->K, s.parts = a->parts, s.columns = a->columns;
-  s.groups = moe_ceil_div_(a->K, MOE_MX_GROUP_);
-  s.tiles = moe_ceil_div_(a->K, MOE_MX_TILE_);
-  s.partitions = moe_nki_partitions_(a->K);
   s.logical = a->logical_order && s.layout == MOE_MX_LAYOUT_PLAIN;
   s.codes = (uint8_t *)(output ? a->codes_out : (void *)(uintptr_t)a->codes_in);
   s.scale = output ? a->scales_out : (uint8_t *)(uintptr_t)a->scales_in;

@@ -71,7 +71,38 @@ MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
   }
 }
 
+/* The inverse: the position of an element. */
+MOE_FN int64_t moe_nki_tile_position_(int64_t length, int64_t element) {
+  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start;
+  const int64_t quarter = moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_;
+  return start + m % quarter * MOE_MX_WORD_ + m / quarter;
+}
+
+MOE_FN int64_t moe_mx_position_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t element) {
+  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start, quarter = K / MOE_MX_WORD_;
+  switch (layout) {
+    case MOE_MX_LAYOUT_NKI_STRIDED_X4:
+      return parts == 2 ? element % quarter * MOE_MX_WORD_ + element / quarter : moe_nki_tile_position_(K, element);
+    case MOE_MX_LAYOUT_NKI_WRAPX:
+      if (K - start != 384) return moe_nki_tile_position_(K, element);
+      return m < 256 ? start + moe_nki_tile_position_(256, m) : start + 256 + moe_nki_tile_position_(128, m - 256);
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_position_(K, element);
+    default: return element;
+  }
+}
+
 /* ----------------------------------------------------------------------------------------------------------- sizes */
+
+MOE_FN moe_mx_side_ moe_mx_side_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
+                                          int64_t columns) {
+  moe_mx_side_ s = {0};
+  s.layout = layout, s.bits = bits;
+  s.E = E, s.K = K, s.parts = parts, s.columns = columns;
+  s.groups = moe_ceil_div_(K, MOE_MX_GROUP_);
+  s.tiles = moe_ceil_div_(K, MOE_MX_TILE_);
+  s.partitions = moe_nki_partitions_(K);
+  return s;
+}
 
 MOE_FN int64_t moe_mx_rows_(const moe_mx_side_ *s) { return moe_mul_(s->parts, s->columns); }
 
@@ -192,6 +223,27 @@ MOE_FN void moe_nki_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t 
 /* The row of a PLAIN or GPT_OSS tensor. */
 MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
   return s->codes + moe_mx_global_row_(s, at) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+}
+
+/* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of the
+   part's next column. */
+MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  if (s->layout == MOE_MX_LAYOUT_GGML) return moe_mx_scale_at_(s, at) + 1;
+  return moe_mx_row_codes_(s, at) + at->group * MOE_MX_GROUP_ * s->bits / 8;
+}
+MOE_FN int64_t moe_mx_group_bytes_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : MOE_MX_GROUP_ * s->bits / 8;
+}
+MOE_FN int64_t moe_mx_column_rows_(const moe_mx_side_ *s) { return s->layout == MOE_MX_LAYOUT_GPT_OSS ? s->parts : 1; }
+MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_side_ *s) {
+  if (s->layout == MOE_MX_LAYOUT_GGML) return s->groups * MOE_GGML_BLOCK_;
+  return moe_mx_column_rows_(s) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+}
+
+/* The same for scales, where they are placed as OWN says. */
+MOE_FN int64_t moe_mx_group_scales_(const moe_mx_side_ *s) { return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1; }
+MOE_FN int64_t moe_mx_column_scales_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
 }
 
 /* The n codes of a group; code[n..31] are left alone. */

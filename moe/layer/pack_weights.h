@@ -5,7 +5,7 @@
 #define MOE_PACKED_MAGIC_ 0x6d6f6570u
 
 typedef struct moe_packed_header_ {
-  uint32_t magic, layout, panel, dtype;
+  uint32_t magic, layout, panel, dtype, unscaled;
   int64_t E, rows, columns;
 } moe_packed_header_;
 
@@ -15,23 +15,26 @@ typedef struct moe_packed_ {
   moe_panel_kind_ panel;
   moe_dtype dtype;
   int64_t E, rows, columns, k, width, panels, panel_bytes;
+  moe_quantized_ quantized; /* the weight itself, if it is */
 } moe_packed_;
 
 MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
-                                  int64_t rows, int64_t columns) {
-  const int grouped = layout == MOE_PACK_GROUPED;
-  moe_packed_ p = {layout,
-                   kind,
-                   dtype,
-                   E,
-                   rows,
-                   columns,
-                   grouped ? columns : rows,
-                   layout == MOE_PACK_GATE_UP ? MOE_PANEL / 2 : MOE_PANEL,
-                   0,
-                   0};
+                                  int64_t rows, int64_t columns, const moe_quantized_weight *quantized) {
+  const int grouped = layout == MOE_PACK_GROUPED, parts = layout == MOE_PACK_GATE_UP || layout == MOE_PACK_UP ? 2 : 1;
+  moe_packed_ p;
+  memset(&p, 0, sizeof p);
+  p.layout = layout;
+  p.panel = kind;
+  p.dtype = dtype;
+  p.E = E;
+  p.rows = rows;
+  p.columns = columns;
+  p.k = grouped ? columns : rows;
+  p.width = layout == MOE_PACK_GATE_UP ? MOE_PANEL / 2 : MOE_PANEL;
   p.panels = moe_ceil_div_(grouped ? rows : columns, p.width);
   p.panel_bytes = moe_panel_bytes_(kind, p.k);
+  p.quantized =
+      moe_quantized_of_(quantized, dtype, E, p.k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
   return p;
 }
 
@@ -52,6 +55,9 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
   if (!packed) return MOE_OK;
   if (bytes < MOE_ALIGN_) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "is too small to be a packed tensor");
   memcpy(&h, packed, sizeof h);
+  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(p->quantized.weight);
+  if (h.magic == MOE_PACKED_MAGIC_ && h.unscaled != unscaled)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "was packed from a weight with other scales");
   if (h.magic != MOE_PACKED_MAGIC_ || h.layout != (uint32_t)p->layout || h.dtype != (uint32_t)p->dtype || h.E != p->E ||
       h.rows != p->rows || h.columns != p->columns)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "was not packed from a tensor of this layout, type and shape");
@@ -70,6 +76,7 @@ MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int
   const int64_t halves = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
   moe_right_ right = {0};
   right.dtype = p->dtype;
+  right.bits = 8 * size;
   right.k = p->k;
   right.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
   right.transposed = p->layout == MOE_PACK_GROUPED;
@@ -85,8 +92,9 @@ MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int
   return right;
 }
 
-/* The same from wherever there is one: packed if given, else plain. */
+/* The same from wherever there is one: packed if given, else quantised, else plain. */
 MOE_FN moe_right_ moe_weight_right_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert) {
+  if (!packed && p->quantized.weight) return moe_quantized_right_(&p->quantized, expert, 0);
   moe_right_ right = moe_plain_right_(p, weight, expert);
   if (packed) right.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
   right.panel_bytes = p->panel_bytes;
@@ -103,11 +111,18 @@ typedef struct moe_pack_job_ {
 MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_pack_job_ *job = (const moe_pack_job_ *)arg;
   const moe_packed_ *p = &job->packed;
-  const moe_right_ all = moe_plain_right_(p, job->args->weight, item / p->panels),
+  const moe_right_ all = moe_weight_right_(p, job->args->weight, NULL, item / p->panels),
                    right = moe_right_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
   (void)turn;
   moe_pack_right_(&job->kernels, p->panel, &right, 0, p->k, panel);
+}
+
+MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_weights_args *args) {
+  const int parts = args->layout <= MOE_PACK_UP ? 2 : 1;
+  if (args->quantized && args->layout == MOE_PACK_GROUPED)
+    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "layout", "GROUPED takes plain weights");
+  return moe_quantized_check_(ctx, args->quantized, parts, args->rows);
 }
 
 MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes,
@@ -118,16 +133,20 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
+  MOE_TRY(moe_pack_check_quantized_(ctx, args));
   const moe_group_ group = moe_group_of_(dtype, args->E);
   moe_pack_job_ job = {group.kernels,
-                       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns), args};
+                       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
   const int64_t size = moe_dtype_bytes_(dtype), need = moe_packed_bytes_(&job.packed);
   const int64_t halves = args->layout <= MOE_PACK_UP ? 2 : 1;
-  const moe_tensor_ tensor[] = {
-      {"weight", args->weight, moe_mul_(moe_mul4_(args->E, args->rows, halves, args->columns), size), size, MOE_INPUT},
+  const moe_role_ plain = args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT;
+  moe_tensor_ tensor[4] = {
+      {"weight", args->quantized ? NULL : args->weight,
+       moe_mul_(moe_mul4_(args->E, args->rows, halves, args->columns), size), size, plain},
       {"packed", args->packed, need, MOE_ALIGN_, MOE_OUTPUT},
   };
-  MOE_TRY(moe_check_tensors_(ctx, tensor, 2, sizes_only));
+  const int n = 2 + moe_quantized_tensors_(&job.packed.quantized, "quantized->codes", "quantized->scales", tensor + 2);
+  MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
   if (sizes_only) {
     if (!bytes) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
     *bytes = (size_t)need;
@@ -135,9 +154,15 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   }
   if (args->packed_bytes < (size_t)need)
     return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
-  const moe_packed_header_ header = {
-      MOE_PACKED_MAGIC_, (uint32_t)args->layout, (uint32_t)group.panel, (uint32_t)dtype, args->E,
-      args->rows,        args->columns};
+  MOE_TRY(moe_quantized_check_scales_(ctx, &job.packed.quantized, "quantized->scales"));
+  const moe_packed_header_ header = {MOE_PACKED_MAGIC_,
+                                     (uint32_t)args->layout,
+                                     (uint32_t)group.panel,
+                                     (uint32_t)dtype,
+                                     (uint32_t)moe_weight_scaled_after_(args->quantized),
+                                     args->E,
+                                     args->rows,
+                                     args->columns};
   memset(args->packed, 0, MOE_ALIGN_);
   memcpy(args->packed, &header, sizeof header);
   const moe_work_ work = {args->E * job.packed.panels, moe_pack_item_, &job, NULL};

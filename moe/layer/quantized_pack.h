@@ -1,0 +1,230 @@
+/* Panels of quantised weights. In the forward a panel's columns are the weight's own and the contraction runs over K; in the
+   backward it runs over the weight's columns, gate before up, and the panel's columns are elements along K. */
+#ifndef MOE_LAYER_QUANTIZED_PACK_H
+#define MOE_LAYER_QUANTIZED_PACK_H
+
+/* Columns [col, col+width) of a panel of k rows; `count` columns of a part of a weight, from `column` on, times `elements`
+   along K, from `element` on: one of these numbers is k, the other is the panel's n. */
+typedef struct moe_weight_patch_ {
+  const moe_quantized_ *q;
+  const moe_kernels *kernels;
+  int64_t expert, part, column, count, element, elements, col, width;
+  int across; /* 1: the panel's columns are elements (backward) */
+} moe_weight_patch_;
+
+MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
+  moe_codes_ codes = {0};
+  codes.format = &p->q->format;
+  codes.col = p->col;
+  codes.width = p->width;
+  codes.n = p->across ? p->elements : p->count;
+  codes.k = p->across ? p->count : p->elements;
+  return codes;
+}
+
+MOE_FN int moe_patch_wide_(const moe_weight_patch_ *p) { return p->q->side.bits == 8; }
+
+/* ------------------------------------------------------------------------------------------------- any layout of MX */
+
+/* An element of K along the columns of a part. */
+typedef struct moe_line_ {
+  const uint8_t *code;
+  int64_t step; /* bytes from a column to the next */
+  int shift, word; /* bytes of a word, and where the code is in it */
+} moe_line_;
+
+MOE_FN moe_line_ moe_line_of_(const moe_mx_side_ *s, moe_mx_at_ *at, int64_t element) {
+  const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, element), within = position % MOE_MX_GROUP_;
+  moe_line_ line = {NULL, 0, 0, 1};
+  at->group = position / MOE_MX_GROUP_;
+  if (moe_mx_is_nki_(s->layout)) {
+    line.word = s->bits / 2;
+    line.step = line.word;
+    line.shift = (int)(position % MOE_MX_WORD_) * s->bits;
+    line.code = s->codes + moe_nki_word_at_(s, at, position / MOE_MX_WORD_) * line.word;
+    return line;
+  }
+  line.step = moe_mx_column_bytes_(s);
+  line.code = moe_mx_group_codes_(s, at);
+  if (s->layout == MOE_MX_LAYOUT_GGML) {
+    line.code += within % 16;
+    line.shift = within < 16 ? 0 : 4;
+  } else {
+    line.code += within * s->bits / 8;
+    line.shift = s->bits == 4 && within % 2 ? 4 : 0;
+  }
+  return line;
+}
+
+MOE_FN uint8_t moe_line_code_(const moe_line_ *line, int64_t column, unsigned mask) {
+  const uint8_t *from = line->code + column * line->step;
+  uint32_t word = *from;
+  uint16_t half;
+  if (line->word == 4) memcpy(&word, from, 4);
+  if (line->word == 2) memcpy(&half, from, 2), word = half;
+  return (uint8_t)(word >> line->shift & mask);
+}
+
+/* Code by code, each with its own scale: layouts whose neighbours do not lie side by side as a panel's do. */
+MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
+  enum { row_bytes = MOE_PANEL };
+  const moe_mx_side_ *s = &p->q->side;
+  const unsigned mask = (1u << s->bits) - 1u;
+  uint8_t code[MOE_PIECE_F32_ * row_bytes], scale[MOE_PIECE_F32_ * row_bytes];
+  memset(code, 0, sizeof code);
+  for (int64_t e = 0; e < p->elements; e++) {
+    moe_mx_at_ at = {p->expert, p->part, p->column, 0, NULL};
+    const moe_line_ line = moe_line_of_(s, &at, p->element + e);
+    for (int64_t c = 0; c < p->count; c++, at.column++) {
+      const int64_t row = p->across ? c : e, col = p->across ? e : c;
+      scale[row * row_bytes + col] = *moe_mx_scale_at_(s, &at);
+      code[row * row_bytes + col * s->bits / 8] |= (uint8_t)(moe_line_code_(&line, c, mask) << (col * s->bits % 8));
+    }
+  }
+  moe_codes_ codes = moe_patch_codes_(p);
+  codes.codes = code;
+  codes.scale = scale;
+  codes.stride = codes.scale_stride = row_bytes;
+  codes.scale_each = 1;
+  p->kernels->pack_codes_rows[moe_patch_wide_(p)](panel, &codes);
+}
+
+/* ------------------------------------------------------------------------------------- MX, elements of K side by side */
+
+MOE_FN void moe_patch_scales_(const moe_weight_patch_ *p, uint8_t *scale) {
+  const moe_mx_side_ *s = &p->q->side;
+  const int64_t groups = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
+  moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  if (s->scales == MOE_MX_SCALES_OWN) {
+    const int64_t column = moe_mx_column_scales_(s), group = moe_mx_group_scales_(s);
+    const uint8_t *first = moe_mx_scale_at_(s, &at);
+    for (int64_t c = 0; c < p->count; c++)
+      for (int64_t g = 0; g < groups; g++) scale[g * MOE_PANEL + p->col + c] = first[c * column + g * group];
+    return;
+  }
+  for (int64_t g = 0; g < groups; g++, at.group++)
+    for (int64_t c = 0; c < p->count; c++) {
+      at.column = p->column + c;
+      scale[g * MOE_PANEL + p->col + c] = *moe_mx_scale_at_(s, &at);
+    }
+}
+
+MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_side_ *s = &p->q->side;
+  const moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  const int split = s->layout == MOE_MX_LAYOUT_GGML;
+  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL] = {0};
+  if (moe_mx_is_nki_(s->layout) || (p->across && (split || s->scales != MOE_MX_SCALES_OWN))) {
+    moe_patch_pack_any_(p, panel);
+    return;
+  }
+  moe_codes_ codes = moe_patch_codes_(p);
+  codes.codes = moe_mx_group_codes_(s, &at);
+  codes.stride = moe_mx_column_bytes_(s);
+  codes.group = moe_mx_group_bytes_(s);
+  codes.split = split;
+  if (p->across) {
+    codes.scale = moe_mx_scale_at_(s, &at);
+    codes.scale_stride = moe_mx_column_scales_(s);
+    p->kernels->pack_codes_rows[moe_patch_wide_(p)](panel, &codes);
+    return;
+  }
+  moe_patch_scales_(p, scale);
+  codes.scale = scale;
+  p->kernels->pack_codes_columns[moe_patch_wide_(p)](panel, &codes);
+}
+
+/* --------------------------------------------------------------------------------------------------------- float scales */
+
+/* The patch's row r times the scales of its elements, rounded. */
+MOE_FN void moe_patch_scale_row_(const moe_weight_patch_ *p, int64_t r, float *row) {
+  const moe_quantized_ *q = p->q;
+  const int blocks = q->weight->scaling == MOE_WEIGHT_BLOCK;
+  const int64_t n = p->across ? p->elements : p->count, first = p->across ? p->element : p->column;
+  uint16_t rounded[MOE_PANEL];
+  for (int64_t i = 0, end; i < n; i = end) {
+    const int64_t column = p->across ? p->column + r : first + i, element = p->across ? first + i : p->element + r;
+    end = blocks ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : p->across ? n : i + 1;
+    p->kernels->scale_row(row + i, moe_quantized_scale_(q, p->expert, p->part, column, element), end - i);
+  }
+  if (q->type != MOE_DTYPE_BF16) return;
+  p->kernels->store_row[MOE_DTYPE_BF16](rounded, row, n);
+  p->kernels->load_row[MOE_DTYPE_BF16](row, rounded, n);
+}
+
+MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
+  const moe_quantized_ *q = p->q;
+  const moe_mx_side_ *s = &q->side;
+  moe_codes_ codes = moe_patch_codes_(p);
+  codes.stride = s->parts * s->columns;
+  codes.group = MOE_MX_GROUP_;
+  codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  if (p->across) p->kernels->pack_codes_columns[1](panel, &codes);
+  else p->kernels->pack_codes_rows[1](panel, &codes);
+  if (!p->across && moe_weight_scaled_after_(q->weight)) return;
+  for (int64_t r = 0; r < codes.k; r++) moe_patch_scale_row_(p, r, panel + r * MOE_PANEL + p->col);
+}
+
+MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
+  if (p->q->weight->scaling == MOE_WEIGHT_MX) moe_patch_pack_mx_(p, panel);
+  else moe_patch_pack_scaled_(p, panel);
+}
+
+/* ------------------------------------------------------------------------------------------------------- as operands */
+
+MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
+                                  float *panel) {
+  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
+  const int64_t width = moe_right_width_(right);
+  for (int64_t part = 0; part < right->parts; part++) {
+    const moe_weight_patch_ patch = {q,       kernels, right->expert, q->part + part, right->column,
+                                     right->n, from,   k,             part * width,   width,        0};
+    moe_patch_pack_(&patch, panel);
+  }
+}
+
+/* The contraction may pass from one part to the next within a piece. */
+MOE_FN void moe_quantized_unpack_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
+                                         float *panel) {
+  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
+  const int64_t columns = q->side.columns;
+  for (int64_t at = from, n; at < from + k; at += n) {
+    const int64_t part = at / columns;
+    n = moe_min_(from + k - at, (part + 1) * columns - at);
+    const moe_weight_patch_ patch = {q, kernels,       right->expert, q->part + part, at % columns,
+                                     n, right->column, right->n,      0,              MOE_PANEL,    1};
+    moe_patch_pack_(&patch, panel + (at - from) * MOE_PANEL);
+  }
+  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
+}
+
+/* Where it lies, as far as that can be fetched ahead. */
+MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int across, moe_right_ *right) {
+  const moe_mx_side_ *s = &q->side;
+  const int mx = q->weight->scaling == MOE_WEIGHT_MX;
+  right->bits = s->bits;
+  right->transposed = mx != across;
+  right->stride = mx ? moe_mx_column_bytes_(s) : s->parts * s->columns;
+  if (mx && moe_mx_is_nki_(s->layout)) return;
+  for (int64_t p = 0; p < right->parts; p++) {
+    const moe_mx_at_ at = {right->expert, q->part + p, 0, 0, NULL};
+    const int64_t plain = right->expert * s->K * right->stride + at.part * s->columns;
+    right->base[p] = (const char *)(mx ? moe_mx_group_codes_(s, &at) : s->codes + plain);
+  }
+}
+
+/* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all parts. */
+MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, int across) {
+  const int64_t parts = q->side.parts - q->part, columns = q->side.columns;
+  moe_right_ right = {0};
+  right.parts = across ? 1 : parts;
+  right.n = across ? q->side.K : columns;
+  right.k = across ? parts * columns : q->side.K;
+  right.unpack = across ? moe_quantized_unpack_across_ : moe_quantized_unpack_;
+  right.source = q;
+  right.expert = expert;
+  moe_quantized_place_(q, across, &right);
+  return right;
+}
+
+#endif
