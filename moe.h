@@ -598,6 +598,29 @@ typedef struct moe_layer_config {
   moe_affinity_mode affinity_mode;
 } moe_layer_config;
 
+/* Rounding to MX: v becomes what moe_dequantize_mx makes of what moe_quantize_mx makes of it. */
+typedef struct moe_mx_rounding {
+  int enabled;               /* 0: not, and nothing else is looked at */
+  moe_element element;
+  moe_scale_rule scale_rule;
+  uint32_t cast;             /* MOE_CAST_* bits */
+} moe_mx_rounding;
+
+/* Which operands of products are rounded to MX, each in groups of 32 along its own contraction axis: MXFP8 training, and the
+   activations of Trainium's MX kernels. What is rounded is the operand as contract 3 has it; the gradient passes through.
+                  activations               weights                           gradients
+     forward      x along H, m along I      Wgu along H, Wd along I
+     backward                               Wd along H, [Wg|Wu] along I       dY along H, dg and du along I
+     weight grads x, a*m along rows                                           dY, dg, du along rows
+   Groups along I start anew at up; along rows they count an expert's rows in block order. A quantised weight is rounded in the
+   backward only, where its groups run the other way; plain weights that are packed cannot be (INVALID_OPTION).
+   Sources: seed mlp_bwd_mxfp8, microxcaling's linear; semantics of moe_cte's MX kernels. */
+typedef struct moe_mx_operands {
+  moe_mx_rounding activations, weights, gradients;
+  int weight_grads;              /* 1: the last line, too */
+  moe_mx_layout activation_layout; /* forward: a group holds the elements that a group of a weight in this layout does */
+} moe_mx_operands;
+
 /* What forward and backward share, so that they cannot disagree. */
 typedef struct moe_blockwise_layer {
   int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; any size >= 1 */
@@ -620,6 +643,7 @@ typedef struct moe_blockwise_layer {
   int skip_weight;                      /* accepted, and changes nothing: weights are read per expert, never per block */
   moe_dtype checkpoint_dtype;           /* of both activation checkpoints */
   moe_layer_config config;
+  moe_mx_operands mx;
 } moe_blockwise_layer;
 
 /* The seven moe_cte implementations, by their own values. They compute the same function; here they choose how work is

@@ -90,11 +90,14 @@ MOE_TARGET_END
 #include "layer/mx_layout_map.h"
 #include "layer/mx_layout.h"
 #include "layer/nki_vector.h"
+#include "layer/mx_quantize.h"
+#include "layer/mx_round.h"
 #include "layer/quantized.h"
 #include "layer/quantized_pack.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
+#include "layer/weights.h"
 #include "layer/checkpoint.h"
 #include "layer/gate_up.h"
 #include "layer/combine.h"
@@ -104,7 +107,6 @@ MOE_TARGET_END
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
 #include "layer/grouped_gemm.h"
-#include "layer/mx_quantize.h"
 
 MOE_EXACT_END
 

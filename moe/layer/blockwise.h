@@ -12,6 +12,9 @@ typedef struct moe_blockwise_ {
   moe_packed_ gate_up, down;                 /* how the weights divide into panels */
   moe_glu_ glu;
   moe_plan_ plan;
+  moe_mx_round_ round_activations, round_weights, round_gradients;
+  moe_rounded_ rounded_gate_up, rounded_down, rounded_down_across, rounded_gate_up_across; /* see weights.h */
+  const char *hidden; /* hidden_states as the products take them */
 } moe_blockwise_;
 
 MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
@@ -42,6 +45,20 @@ MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *co
   return MOE_OK;
 }
 
+MOE_FN moe_status moe_check_mx_operands_(moe_context *ctx, const moe_blockwise_layer *layer) {
+  const moe_mx_operands *mx = &layer->mx;
+  MOE_TRY(moe_mx_round_check_(ctx, "mx.activations", &mx->activations));
+  MOE_TRY(moe_mx_round_check_(ctx, "mx.weights", &mx->weights));
+  MOE_TRY(moe_mx_round_check_(ctx, "mx.gradients", &mx->gradients));
+  MOE_TRY(moe_check_flag_(ctx, "mx.weight_grads", mx->weight_grads));
+  MOE_TRY(moe_check_enum_(ctx, "mx.activation_layout", (int)mx->activation_layout, MOE_MX_LAYOUT_GGML + 1));
+  if (mx->activations.enabled) {
+    MOE_TRY(moe_mx_check_shape_(ctx, mx->activation_layout, 4, 2, layer->H));
+    MOE_TRY(moe_mx_check_shape_(ctx, mx->activation_layout, 4, 1, layer->I));
+  }
+  return MOE_OK;
+}
+
 MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise_layer *layer) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", layer->T));
@@ -57,6 +74,7 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
   MOE_TRY(moe_check_flag_(ctx, "skip_weight", layer->skip_weight));
+  MOE_TRY(moe_check_mx_operands_(ctx, layer));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_weight, 2, layer->H));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_weight, 1, layer->I));
   return moe_check_config_(ctx, &layer->config);
@@ -129,6 +147,10 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
   call->glu = moe_resolve_glu_(&layer->config);
+  call->hidden = (const char *)layer->hidden_states;
+  call->round_activations = moe_mx_round_of_(&layer->mx.activations);
+  call->round_weights = moe_mx_round_of_(&layer->mx.weights);
+  call->round_gradients = moe_mx_round_of_(&layer->mx.gradients);
   call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
                                  layer->E, layer->H, layer->I, layer->quantized_gate_up_weight);
   call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
@@ -142,6 +164,23 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
   memset(buffer, 0, MOE_PANEL * sizeof *buffer);
   call->group.kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);
   return buffer;
+}
+
+/* ------------------------------------------------------------------------------------------------- rounding operands */
+
+/* Memory for a [T,H] tensor rounded; NULL where it is not. */
+MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_mx_round_ *round) {
+  return round->enabled ? (char *)moe_take_(arena, moe_mul3_(call->layer.T, call->layer.H, call->size)) : NULL;
+}
+
+/* A [T,H] tensor as products take it: rounded into `to`, or itself. */
+MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise_ *call, const moe_mx_round_ *round,
+                                   const void *from, char *to, moe_mx_layout layout) {
+  if (!round->enabled) return (const char *)from;
+  moe_round_tensor_ rows = {&call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
+  const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
+  moe_run_(ctx, &work, 1);
+  return to;
 }
 
 #endif

@@ -8,6 +8,7 @@ typedef struct moe_backward_ {
   moe_dtype weight_grad_dtype;
   void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
   char *am, *pre, *scaled;
+  char *hidden, *output_grad, *rounded; /* x, dY and pre rounded to MX, or NULL */
   float *dot; /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
@@ -79,6 +80,9 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
+  backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
+  backward->output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
+  backward->hidden = backward->recomputed ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
   const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_FEW * MOE_BIAS_SUMS_;
@@ -99,14 +103,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   return glu;
 }
 
-/* [Wg|Wu]^T: the contraction runs over gate, then up; with skip_gate over up alone. */
 MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert) {
-  const moe_blockwise_ *call = stage->call;
-  const moe_blockwise_layer *l = &call->layer;
-  const int64_t stride = 2 * l->I * call->size;
-  if (call->gate_up.quantized.weight) return moe_quantized_right_(&call->gate_up.quantized, expert, 1);
-  const char *base = (const char *)l->gate_up_proj_weight + expert * l->H * stride + stage->from * call->size;
-  return moe_right_transposed_(base, stride, l->H, call->dtype, stage->k);
+  return moe_weights_gate_up_across_(stage->call, expert);
 }
 
 MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
@@ -125,10 +123,12 @@ MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_
 }
 
 /* The gradients of the pre-activations, and what falls off on the way. */
-MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) {
-  const moe_blockwise_ *call = &backward->call;
+MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
+  moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
+    call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, call->layer.hidden_states, backward->hidden,
+                                   call->layer.mx.activation_layout);
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
     moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
     const moe_work_ work = moe_expert_stage_work_(&stage);
@@ -137,11 +137,13 @@ MOE_FN void moe_backward_down_(moe_context *ctx, const moe_backward_ *backward) 
   moe_down_grad_ down_grad = {0};
   down_grad.call = call;
   down_grad.glu = moe_backward_glu_(call);
-  down_grad.output_grad = (const char *)args->output_hidden_states_grad;
+  down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, args->output_hidden_states_grad,
+                                          backward->output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
   down_grad.am = backward->am;
   down_grad.pre = backward->pre;
   down_grad.scaled = backward->scaled;
+  down_grad.rounded = backward->rounded;
   down_grad.dot = backward->dot;
   down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   down_grad.bias_dtype = backward->weight_grad_dtype;
@@ -156,7 +158,7 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_combine_ stage = {0};
   stage.call = call;
-  stage.left = (moe_rows_){backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage.left = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.from = call->glu.skip_gate ? l->I : 0;
   stage.k = 2 * l->I - stage.from;
   stage.right = moe_backward_right_;
@@ -168,6 +170,13 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   return stage;
 }
 
+/* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
+MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
+  const int on = call->layer.mx.weight_grads;
+  *x = on && call->round_activations.enabled ? &call->round_activations : NULL;
+  *y = on && call->round_gradients.enabled ? &call->round_gradients : NULL;
+}
+
 MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backward) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
@@ -175,6 +184,7 @@ MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backwa
   stage.group = &call->group;
   stage.x = (moe_rows_){(const char *)l->hidden_states, l->H * call->size, call->plan.token};
   stage.x_dtype = call->dtype;
+  moe_backward_round_(call, &stage.x_round, &stage.y_round);
   stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.y_dtype = call->inner_dtype;
   stage.m = l->H;
@@ -193,6 +203,7 @@ MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward)
   stage.group = &call->group;
   stage.x = (moe_rows_){backward->am, l->I * call->inner_size, NULL};
   stage.x_dtype = call->inner_dtype;
+  moe_backward_round_(call, &stage.x_round, &stage.y_round);
   stage.y = (moe_rows_){(const char *)backward->args->output_hidden_states_grad, l->H * call->size, call->plan.token};
   stage.y_dtype = call->dtype;
   stage.m = l->I;
@@ -258,6 +269,7 @@ MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd
   backward.args = args;
   backward.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
+  moe_weights_resolve_(&backward.call);
   backward.call.layer.packed_gate_up_weight = backward.call.layer.packed_down_weight = NULL;
   moe_backward_layout_(&backward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));

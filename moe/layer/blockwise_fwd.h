@@ -5,7 +5,8 @@
 typedef struct moe_forward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_fwd_args *args;
-  char *m;     /* [rows,I] */
+  char *m;      /* [rows,I] */
+  char *hidden; /* x rounded to MX, or NULL */
   float *down; /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
 } moe_forward_;
 
@@ -72,6 +73,10 @@ MOE_FN moe_status moe_forward_check_options_(moe_context *ctx, const moe_blockwi
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "spec", "needs both weights quantised to MX");
   if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && args->layer.N != args->layer.E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
+  const int rounded = args->layer.mx.weights.enabled;
+  if ((rounded && args->layer.packed_gate_up_weight && !args->layer.quantized_gate_up_weight) ||
+      (rounded && args->layer.packed_down_weight && !args->layer.quantized_down_weight))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "mx.weights", "cannot be rounded once they are packed");
   if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
   return MOE_OK;
@@ -127,6 +132,7 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   const int few = moe_ceil_div_(l->N * l->B, MOE_ROWS_APART_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
+  forward->hidden = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call),
                     0, 0);
@@ -134,8 +140,7 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
 
 /* The down projection by itself, each expert's weights read through once. */
 MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
-  const moe_blockwise_ *call = &((const moe_forward_ *)arg)->call;
-  return moe_weight_right_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert);
+  return moe_weights_down_(&((const moe_forward_ *)arg)->call, expert);
 }
 
 MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
@@ -196,18 +201,32 @@ MOE_FN void moe_forward_blank_rows_(const moe_forward_ *forward) {
     if (i % slots != 0 || i / slots >= args->layer.T) memset((char *)args->output + i * bytes, 0, (size_t)bytes);
 }
 
+/* Where groups are not neighbours, a panel of m does not hold whole ones. */
+MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
+  const moe_blockwise_ *call = &forward->call;
+  const moe_mx_layout layout = call->layer.mx.activation_layout;
+  if (!call->round_activations.enabled || layout == MOE_MX_LAYOUT_PLAIN) return;
+  moe_round_tensor_ rows = {&call->group.kernels, &call->round_activations, forward->m, forward->m, call->inner_dtype,
+                       call->plan.rows,      call->layer.I,            1,          layout};
+  const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
+  moe_run_(ctx, &work, 1);
+}
+
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
+  call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, l->hidden_states, forward->hidden,
+                                 l->mx.activation_layout);
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
                              {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
+  moe_forward_round_m_(ctx, forward);
   if (forward->down) moe_forward_down_(ctx, forward);
   moe_combine_ down = {0};
   down.call = call;
@@ -236,6 +255,7 @@ MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_
   MOE_TRY(moe_forward_check_options_(ctx, args));
   forward.args = args;
   moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
+  moe_weights_resolve_(&forward.call);
   moe_forward_layout_(&forward, &sized, moe_lanes_(ctx));
   MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);

@@ -6,10 +6,11 @@
 typedef struct moe_down_grad_ {
   const moe_blockwise_ *call;
   moe_glu_ glu;            /* limits rounded to the checkpoint's type */
-  const char *output_grad; /* dY [T,H] */
+  const char *output_grad; /* dY [T,H], as the product takes it */
   const void *checkpoint;  /* [N,2,I,B] */
   char *am;                /* [rows,I] inner type: a*m, or m where the affinity does not multiply it */
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
+  char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
   float *dot;              /* [rows, panels]: <dm, m> */
   char *bias_grad;         /* [E,2,I], or NULL */
@@ -26,6 +27,12 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   const int64_t at = ((row * 2 + half) * call->layer.I + i0) * call->inner_size;
   call->group.kernels.store_row[call->inner_dtype](stage->pre + at, grad, n);
   call->group.kernels.add_scaled(bias_sum + half * MOE_PANEL, grad, NULL, 1.0f, n);
+  if (stage->rounded) {
+    float operand[MOE_PANEL]; /* whole groups: panels begin at multiples of 32 */
+    call->group.kernels.load_row[call->inner_dtype](operand, stage->pre + at, n);
+    moe_mx_round_row_(&call->group.kernels, &call->round_gradients, operand, n);
+    call->group.kernels.store_row[call->inner_dtype](stage->rounded + at, operand, n);
+  }
   if (!stage->scaled) return;
   call->group.kernels.scale_row(grad, call->plan.affinity[row], n);
   call->group.kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
@@ -75,14 +82,8 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
                    bias_sum + half * MOE_PANEL, n, stage->accumulate);
 }
 
-/* Wd^T: the columns are intermediate, the contraction runs over hidden. */
 MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
-  const moe_blockwise_ *call = ((const moe_down_grad_ *)arg)->call;
-  const moe_blockwise_layer *l = &call->layer;
-  const int64_t stride = l->H * call->size;
-  if (call->down.quantized.weight) return moe_quantized_right_(&call->down.quantized, expert, 1);
-  return moe_right_transposed_((const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype,
-                               l->H);
+  return moe_weights_down_across_(((const moe_down_grad_ *)arg)->call, expert);
 }
 
 enum { MOE_BIAS_SUMS_ = 2 * MOE_PANEL }; /* floats per panel: gate, up */

@@ -16,8 +16,13 @@ MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0,
   glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
   glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
   call->group.kernels.glu_forward(&call->glu, glu_row);
-  if (stage->m)
-    call->group.kernels.store_row[call->inner_dtype](stage->m + (row * call->layer.I + i0) * call->inner_size, m, n);
+  if (!stage->m) return;
+  char *to = stage->m + (row * call->layer.I + i0) * call->inner_size;
+  call->group.kernels.store_row[call->inner_dtype](to, m, n);
+  if (!call->round_activations.enabled || call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN) return;
+  call->group.kernels.load_row[call->inner_dtype](m, to, n); /* whole groups: panels begin at multiples of 32 */
+  moe_mx_round_row_(&call->group.kernels, &call->round_activations, m, n);
+  call->group.kernels.store_row[call->inner_dtype](to, m, n);
 }
 
 /* The clamped pre-activations of rows [first,first+rows), which the gated unit has left in c. */
@@ -56,8 +61,7 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
 }
 
 MOE_FN moe_right_ moe_gate_up_right_(const void *arg, int64_t expert) {
-  const moe_blockwise_ *call = ((const moe_gate_up_ *)arg)->call;
-  return moe_weight_right_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert);
+  return moe_weights_gate_up_(((const moe_gate_up_ *)arg)->call, expert);
 }
 
 /* A quantised weight's scales that multiply product sums. */
@@ -86,7 +90,7 @@ MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   const moe_blockwise_ *call = gate_up->call;
   moe_expert_stage_ stage = {0};
   stage.group = &call->group;
-  stage.left = (moe_rows_){(const char *)call->layer.hidden_states, call->layer.H * call->size, call->plan.token};
+  stage.left = (moe_rows_){call->hidden, call->layer.H * call->size, call->plan.token};
   stage.left_dtype = call->dtype;
   stage.right = moe_gate_up_right_;
   stage.leave = moe_gate_up_leave_;

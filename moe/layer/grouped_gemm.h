@@ -153,9 +153,16 @@ MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
 }
 
 MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
-  const moe_weight_grad_ stage = {
-      &g->group,           moe_grouped_dy_(g),   moe_grouped_x_(g),     g->dtype, g->dtype, g->args->N, g->args->K, 0,
-      (char *)g->args->dW, g->weight_grad_dtype, g->args->accumulate_dW};
+  moe_weight_grad_ stage = {0};
+  stage.group = &g->group;
+  stage.x = moe_grouped_dy_(g);
+  stage.y = moe_grouped_x_(g);
+  stage.x_dtype = stage.y_dtype = g->dtype;
+  stage.m = g->args->N;
+  stage.n = g->args->K;
+  stage.output = (char *)g->args->dW;
+  stage.dtype = g->weight_grad_dtype;
+  stage.accumulate = g->args->accumulate_dW;
   return stage;
 }
 

@@ -12,6 +12,7 @@ typedef struct moe_weight_grad_ {
   const moe_group_ *group;
   moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
   moe_dtype x_dtype, y_dtype;
+  const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
   int64_t m, n;  /* dW[e] is [m, blank+n] */
   int64_t blank; /* leading columns of dW that get no gradient; y starts behind them, too */
   char *output;
@@ -47,11 +48,15 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
 
 /* n <= 64 of these columns as a packed panel. */
 MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
-                                  int64_t expert, int64_t from, int64_t n, void *panel) {
+                                  int64_t expert, int64_t from, int64_t n, char *panel) {
   const moe_group_ *group = stage->group;
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part,
-                                                group->first[expert + 1] - group->first[expert], n);
+  const moe_mx_round_ *round = operand == &stage->x ? stage->x_round : stage->y_round;
+  const int64_t rows = moe_group_rows_(group, expert);
+  if (round)
+    moe_mx_round_rows_(&group->kernels, round, &part, dtype, rows, n, group->panel, panel);
+  else
+    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part, rows, n);
 }
 
 /* The memory moe_weight_grad_pack_ will read, for n columns. */

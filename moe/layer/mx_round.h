@@ -1,0 +1,164 @@
+/* Operands of products rounded to MX: quantised in groups of 32 along the contraction axis and dequantised again. */
+#ifndef MOE_LAYER_MX_ROUND_H
+#define MOE_LAYER_MX_ROUND_H
+
+typedef struct moe_mx_round_ {
+  int enabled;
+  moe_element element;
+  moe_element_format_ format;
+  moe_scale_rule rule;
+  moe_cast_ cast;
+} moe_mx_round_;
+
+MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
+  if (rounding->enabled < 0 || rounding->enabled > 1 || (int)rounding->element < 0 ||
+      (int)rounding->element >= MOE_ELEMENT_COUNT_ || (int)rounding->scale_rule < 0 ||
+      rounding->scale_rule > MOE_SCALE_NEAREST)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has a field outside its enum");
+  return moe_check_cast_(ctx, rounding->cast);
+}
+
+MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
+  moe_mx_round_ r;
+  memset(&r, 0, sizeof r);
+  if (!rounding->enabled) return r;
+  r.enabled = 1;
+  r.element = rounding->element;
+  r.format = moe_element_format_of_(rounding->element);
+  r.rule = rounding->scale_rule;
+  r.cast = moe_cast_of_(rounding->element, rounding->cast);
+  return r;
+}
+
+/* One group, of at most 32. */
+MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
+  uint8_t code[MOE_MX_GROUP_];
+  uint32_t amax = kernels->magnitude(x, n);
+  if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
+  const int nan = r->format.nan == 0 && kernels->magnitude(x, n) >= 0x7f800000u;
+  const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(r->rule, &r->format, amax);
+  kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
+  kernels->store_element[r->element](code, x, n, &r->cast);
+  kernels->load_element[r->element](x, code, n);
+  kernels->scale_row(x, moe_e8m0_(byte), n);
+}
+
+MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_MX_GROUP_)
+    moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
+}
+
+/* A group down every column of a panel of k <= 32 rows. */
+MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, float *panel, int64_t k) {
+  float rows[MOE_PANEL * MOE_PANEL], columns[MOE_PANEL * MOE_PANEL];
+  memcpy(rows, panel, (size_t)(k * MOE_PANEL) * sizeof *rows);
+  memset(rows + k * MOE_PANEL, 0, sizeof rows - (size_t)(k * MOE_PANEL) * sizeof *rows);
+  kernels->transpose_tile(columns, rows, k, MOE_PANEL);
+  for (int64_t j = 0; j < MOE_PANEL; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_PANEL, k);
+  kernels->transpose_tile(rows, columns, MOE_PANEL, k);
+  memcpy(panel, rows, (size_t)(k * MOE_PANEL) * sizeof *rows);
+}
+
+/* k rows of n <= 64 elements as a panel of either kind, rounded down its columns. */
+MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *r, const moe_rows_ *rows, moe_dtype dtype,
+                               int64_t k, int64_t n, moe_panel_kind_ kind, char *panel) {
+  float group[MOE_MX_GROUP_ * MOE_PANEL];
+  for (int64_t at = 0; at < k; at += MOE_MX_GROUP_) {
+    const int64_t count = moe_min_(MOE_MX_GROUP_, k - at);
+    char *to = panel + moe_panel_bytes_(kind, at);
+    moe_rows_ part = *rows;
+    if (part.index) part.index += at;
+    else part.base += at * part.stride;
+    kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_PANEL, &part, count, n);
+    moe_mx_round_panel_(kernels, r, group, count);
+    if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, group, count);
+    else memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------- right operands */
+
+/* A right operand whose columns are rounded, from another. */
+typedef struct moe_rounded_ {
+  const moe_mx_round_ *round;
+  moe_right_ (*right)(const void *arg, int64_t expert);
+  const void *arg;
+  int64_t segment; /* groups start anew every so many elements of the contraction */
+} moe_rounded_;
+
+/* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on it. */
+MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
+                                float *panel) {
+  const moe_rounded_ *rounded = (const moe_rounded_ *)right->source;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  const moe_right_ all = rounded->right(rounded->arg, right->expert),
+                   inner = moe_right_part_(&all, right->column / moe_right_width_(right), 1);
+  float group[MOE_MX_GROUP_ * MOE_PANEL];
+  for (int64_t at = from, end; at < from + k; at = end) {
+    const int64_t segment = at / rounded->segment * rounded->segment;
+    const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
+    const int64_t n = moe_min_(MOE_MX_GROUP_, moe_min_(segment + rounded->segment, right->k) - first);
+    moe_pack_right_(kernels, MOE_PANEL_F32, &inner, first, n, group);
+    moe_mx_round_panel_(kernels, rounded->round, group, n);
+    end = moe_min_(first + n, from + k);
+    memcpy(panel + (at - from) * MOE_PANEL, group + (at - first) * MOE_PANEL,
+           (size_t)((end - at) * MOE_PANEL) * sizeof *panel);
+  }
+  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
+  moe_fpenv_leave_(saved);
+}
+
+/* What rounded->right gave for the expert, rounded if that is wanted. */
+MOE_FN moe_right_ moe_rounded_right_(const moe_rounded_ *rounded, int64_t expert, moe_right_ right) {
+  if (!rounded->round->enabled) return right;
+  right.unpack = moe_rounded_unpack_;
+  right.source = rounded;
+  right.expert = expert;
+  return right;
+}
+
+/* -------------------------------------------------------------------------------------------------- rows of tensors */
+
+/* Rows of a tensor, rounded into another or in place. */
+typedef struct moe_round_tensor_ {
+  const moe_kernels *kernels;
+  const moe_mx_round_ *round;
+  const char *from;
+  char *to;
+  moe_dtype dtype;
+  int64_t rows, length, parts; /* groups follow `layout`, of a weight of so many parts */
+  moe_mx_layout layout;
+} moe_round_tensor_;
+
+MOE_FN void moe_round_tensor_group_(const moe_round_tensor_ *r, const char *from, char *to, int64_t first, int64_t n) {
+  const int64_t size = moe_dtype_bytes_(r->dtype);
+  float x[MOE_MX_GROUP_];
+  int64_t element[MOE_MX_GROUP_];
+  for (int64_t i = 0; i < n; i++) {
+    element[i] = moe_mx_element_(r->layout, r->parts, r->length, first + i) * size;
+    r->kernels->load_row[r->dtype](x + i, from + element[i], 1);
+  }
+  moe_mx_round_group_(r->kernels, r->round, x, n);
+  for (int64_t i = 0; i < n; i++) r->kernels->store_row[r->dtype](to + element[i], x + i, 1);
+}
+
+MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_round_tensor_ *r = (const moe_round_tensor_ *)arg;
+  const int64_t size = moe_dtype_bytes_(r->dtype);
+  const char *from = r->from + item * r->length * size;
+  char *to = r->to + item * r->length * size;
+  (void)turn;
+  for (int64_t at = 0, n; at < r->length; at += n) {
+    float x[MOE_PANEL];
+    n = moe_min_(r->layout == MOE_MX_LAYOUT_PLAIN ? MOE_PANEL : MOE_MX_GROUP_, r->length - at);
+    if (r->layout != MOE_MX_LAYOUT_PLAIN) {
+      moe_round_tensor_group_(r, from, to, at, n);
+      continue;
+    }
+    r->kernels->load_row[r->dtype](x, from + at * size, n);
+    moe_mx_round_row_(r->kernels, r->round, x, n);
+    r->kernels->store_row[r->dtype](to + at * size, x, n);
+  }
+}
+
+#endif
