@@ -24,7 +24,10 @@ typedef struct bench_layer {
   void *x, *y;                                 /* [T,H] */
   float *affinities, *weights;                 /* [T+1,E], [T,K] */
   int32_t *index, *ids, *experts, *conditions; /* [T,K], [N,B], [N], [N+1] */
-  void *wgu, *wd;                              /* BENCH_EXPERTS */
+  const struct bench_weights *storage;
+  void *wgu, *wd; /* BENCH_EXPERTS; or: */
+  moe_quantized_weight quantized_wgu, quantized_wd;
+  double stored; /* bytes of one expert's weights */
   void *dy, *dx, *dwgu, *dwd, *checkpoint;     /* BENCH_GRADIENTS */
   float *daffinities;
   bench_packed packed_wgu, packed_wd, packed_w; /* BENCH_PACKED, the last one BENCH_GEMM */
@@ -45,6 +48,23 @@ static void bench_expect(moe_context *ctx, moe_status status) {
   if (status == MOE_OK) return;
   fprintf(stderr, "moe_bench: %s: %s\n", moe_status_str(status), ctx->message);
   exit(1);
+}
+
+static uint64_t bench_random(uint64_t *state) {
+  *state ^= *state << 13;
+  *state ^= *state >> 7;
+  *state ^= *state << 17;
+  return *state;
+}
+
+static void *bench_alloc(bench_layer *layer, int64_t count, int64_t size) {
+  void *p = bench_pages(count * size);
+  if (!p) {
+    fprintf(stderr, "moe_bench: not enough memory for %lld bytes\n", (long long)(count * size));
+    exit(1);
+  }
+  layer->bytes += count * size;
+  return p;
 }
 
 static int64_t bench_experts_in_use(const bench_layer *layer) {
@@ -76,7 +96,7 @@ static moe_status bench_route_blocks(moe_context *ctx, const bench_layer *layer)
 /* Packed weights stand in for the plain ones. */
 static moe_blockwise_layer bench_arguments(const bench_layer *layer) {
   const bench_shape s = layer->shape;
-  const int packed = (layer->parts & BENCH_PACKED) != 0;
+  const int packed = (layer->parts & BENCH_PACKED) != 0, quantized = layer->quantized_wgu.codes != NULL;
   const moe_blockwise_layer args = {.T = s.T,
                                     .H = s.H,
                                     .I = s.I,
@@ -88,6 +108,8 @@ static moe_blockwise_layer bench_arguments(const bench_layer *layer) {
                                     .affinity_dtype = MOE_DTYPE_F32,
                                     .gate_up_proj_weight = packed ? NULL : layer->wgu,
                                     .down_proj_weight = packed ? NULL : layer->wd,
+                                    .quantized_gate_up_weight = quantized ? &layer->quantized_wgu : NULL,
+                                    .quantized_down_weight = quantized ? &layer->quantized_wd : NULL,
                                     .packed_gate_up_weight = layer->packed_wgu.memory,
                                     .packed_gate_up_bytes = layer->packed_wgu.bytes,
                                     .packed_down_weight = layer->packed_wd.memory,
@@ -121,7 +143,7 @@ static moe_blockwise_mm_bwd_args bench_bwd_arguments(const bench_layer *layer) {
 }
 
 static moe_pack_weights_args bench_pack_arguments(const bench_layer *layer, moe_pack_layout layout, const void *weight,
-                                                  bench_packed packed) {
+                                                  const moe_quantized_weight *quantized, bench_packed packed) {
   const bench_shape s = layer->shape;
   const int64_t rows[] = {s.H, s.H, s.I, 2 * s.I}, columns[] = {s.I, s.I, s.H, s.H}; /* by layout */
   const moe_pack_weights_args args = {.layout = layout,
@@ -129,6 +151,7 @@ static moe_pack_weights_args bench_pack_arguments(const bench_layer *layer, moe_
                                       .rows = rows[layout],
                                       .columns = columns[layout],
                                       .weight = weight,
+                                      .quantized = quantized->codes ? quantized : NULL,
                                       .packed = packed.memory,
                                       .packed_bytes = packed.bytes};
   return args;

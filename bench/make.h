@@ -2,23 +2,6 @@
 #ifndef MOE_BENCH_MAKE_H
 #define MOE_BENCH_MAKE_H
 
-static uint64_t bench_random(uint64_t *state) {
-  *state ^= *state << 13;
-  *state ^= *state >> 7;
-  *state ^= *state << 17;
-  return *state;
-}
-
-static void *bench_alloc(bench_layer *layer, int64_t count, int64_t size) {
-  void *p = bench_pages(count * size);
-  if (!p) {
-    fprintf(stderr, "moe_bench: not enough memory for %lld bytes\n", (long long)(count * size));
-    exit(1);
-  }
-  layer->bytes += count * size;
-  return p;
-}
-
 /* Uniform values in [-scale, scale) of the layer's type; a long tensor repeats its first values. */
 static void *bench_tensor(bench_layer *layer, int64_t count, float scale) {
   enum { PIECE = 4096, PERIOD = 300 * PIECE };
@@ -95,12 +78,13 @@ static void bench_alloc_router(bench_layer *layer) {
   layer->chosen = (int32_t *)bench_alloc(layer, s.T * s.K, 4);
 }
 
-static bench_packed bench_pack(moe_context *ctx, bench_layer *layer, moe_pack_layout layout, const void *weight) {
+static bench_packed bench_pack(moe_context *ctx, bench_layer *layer, moe_pack_layout layout, const void *weight,
+                               const moe_quantized_weight *quantized) {
   bench_packed packed = {0};
-  moe_pack_weights_args args = bench_pack_arguments(layer, layout, weight, packed);
+  moe_pack_weights_args args = bench_pack_arguments(layer, layout, weight, quantized, packed);
   bench_expect(ctx, layer->dtype->pack_size(ctx, &args, &packed.bytes));
   packed.memory = bench_alloc(layer, (int64_t)packed.bytes, 1);
-  args = bench_pack_arguments(layer, layout, weight, packed);
+  args = bench_pack_arguments(layer, layout, weight, quantized, packed);
   bench_expect(ctx, layer->dtype->pack(ctx, &args));
   return packed;
 }
@@ -110,7 +94,7 @@ static bench_packed bench_pack(moe_context *ctx, bench_layer *layer, moe_pack_la
 static void bench_alloc_gemm(moe_context *ctx, bench_layer *layer) {
   const bench_shape s = layer->shape;
   void *w = bench_tensor(layer, s.E * 2 * s.I * s.H, 0.05f);
-  layer->packed_w = bench_pack(ctx, layer, MOE_PACK_GROUPED, w);
+  layer->packed_w = bench_pack(ctx, layer, MOE_PACK_GROUPED, w, &bench_weights_plain.as);
   free(w);
   layer->products = bench_alloc(layer, s.T * s.K * 2 * s.I, layer->size);
   layer->rows = (int32_t *)bench_alloc(layer, s.E, 4);
@@ -121,11 +105,23 @@ static void bench_alloc_gemm(moe_context *ctx, bench_layer *layer) {
       if (layer->index[slot] == e) layer->sorted[at++] = (int32_t)slot, layer->rows[e]++;
 }
 
+static void bench_alloc_weights(moe_context *ctx, bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  if (layer->storage->name) {
+    bench_alloc_quantized(ctx, layer);
+    return;
+  }
+  layer->wgu = bench_tensor(layer, s.E * s.H * 2 * s.I, 0.05f);
+  layer->wd = bench_tensor(layer, s.E * s.I * s.H, 0.05f);
+  layer->stored = 3.0 * (double)s.H * (double)s.I * (double)layer->size;
+}
+
 /* B = 0: 128 rows a block, fewer where there are fewer tokens. The layer is routed, its checkpoint filled. */
-static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype *dtype, int64_t B, double skew,
-                              unsigned parts) {
+static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype *dtype, const bench_weights *storage,
+                              int64_t B, double skew, unsigned parts) {
   bench_layer layer = {.shape = s,
                        .dtype = dtype,
+                       .storage = storage,
                        .size = (int64_t)moe_dtype_size(dtype->dtype),
                        .skew = skew,
                        .parts = parts,
@@ -141,11 +137,10 @@ static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype
   }
   if (parts & BENCH_GEMM) bench_alloc_gemm(ctx, &layer);
   if (!(parts & BENCH_EXPERTS)) return layer;
-  layer.wgu = bench_tensor(&layer, s.E * s.H * 2 * s.I, 0.05f);
-  layer.wd = bench_tensor(&layer, s.E * s.I * s.H, 0.05f);
+  bench_alloc_weights(ctx, &layer);
   if (parts & BENCH_PACKED) {
-    layer.packed_wgu = bench_pack(ctx, &layer, MOE_PACK_GATE_UP, layer.wgu);
-    layer.packed_wd = bench_pack(ctx, &layer, MOE_PACK_DOWN, layer.wd);
+    layer.packed_wgu = bench_pack(ctx, &layer, MOE_PACK_GATE_UP, layer.wgu, &layer.quantized_wgu);
+    layer.packed_wd = bench_pack(ctx, &layer, MOE_PACK_DOWN, layer.wd, &layer.quantized_wd);
   }
   if (parts & BENCH_GRADIENTS) bench_alloc_gradients(&layer);
   bench_alloc_workspace(ctx, &layer);
@@ -167,6 +162,10 @@ static void bench_free(bench_layer *layer) {
                  layer->conditions,
                  layer->wgu,
                  layer->wd,
+                 (void *)(uintptr_t)layer->quantized_wgu.codes,
+                 (void *)(uintptr_t)layer->quantized_wgu.scales,
+                 (void *)(uintptr_t)layer->quantized_wd.codes,
+                 (void *)(uintptr_t)layer->quantized_wd.scales,
                  layer->dy,
                  layer->dx,
                  layer->dwgu,

@@ -21,6 +21,7 @@
 #include "dtypes.h"
 #include "limits.h"
 #include "layer.h"
+#include "weights.h"
 #include "make.h"
 #include "ops.h"
 #include "run.h"

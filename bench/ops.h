@@ -37,7 +37,7 @@ static double bench_fwd_flops(const bench_layer *layer) {
 }
 
 static double bench_fwd_bytes(const bench_layer *layer) {
-  return (double)bench_experts_in_use(layer) * bench_expert_bytes(layer) + 2 * bench_row_bytes(layer);
+  return (double)bench_experts_in_use(layer) * layer->stored + 2 * bench_row_bytes(layer);
 }
 
 static double bench_bwd_flops(const bench_layer *layer) { return 2 * bench_fwd_flops(layer); }
@@ -46,6 +46,19 @@ static double bench_bwd_flops(const bench_layer *layer) { return 2 * bench_fwd_f
 static double bench_bwd_bytes(const bench_layer *layer) {
   const bench_shape s = layer->shape;
   return (double)(bench_experts_in_use(layer) + s.E) * bench_expert_bytes(layer) + 3 * bench_row_bytes(layer) +
+         2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
+}
+
+/* The backward of frozen experts: no weight gradients. */
+static moe_status bench_run_dx(moe_context *ctx, const bench_layer *layer) {
+  moe_blockwise_mm_bwd_args args = bench_bwd_arguments(layer);
+  args.gate_up_proj_weight_grad = args.down_proj_weight_grad = NULL;
+  return layer->dtype->bwd(ctx, &args);
+}
+
+static double bench_dx_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  return (double)bench_experts_in_use(layer) * layer->stored + 3 * bench_row_bytes(layer) +
          2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
 }
 
@@ -77,14 +90,16 @@ static double bench_gemm_bytes(const bench_layer *layer) {
 }
 
 static moe_status bench_run_pack(moe_context *ctx, const bench_layer *layer) {
-  const moe_pack_weights_args gate_up = bench_pack_arguments(layer, MOE_PACK_GATE_UP, layer->wgu, layer->packed_wgu);
-  const moe_pack_weights_args down = bench_pack_arguments(layer, MOE_PACK_DOWN, layer->wd, layer->packed_wd);
+  const moe_pack_weights_args gate_up =
+      bench_pack_arguments(layer, MOE_PACK_GATE_UP, layer->wgu, &layer->quantized_wgu, layer->packed_wgu);
+  const moe_pack_weights_args down =
+      bench_pack_arguments(layer, MOE_PACK_DOWN, layer->wd, &layer->quantized_wd, layer->packed_wd);
   const moe_status status = layer->dtype->pack(ctx, &gate_up);
   return status == MOE_OK ? layer->dtype->pack(ctx, &down) : status;
 }
 
 static double bench_pack_bytes(const bench_layer *layer) {
-  return (double)layer->shape.E * bench_expert_bytes(layer) + (double)layer->packed_wgu.bytes +
+  return (double)layer->shape.E * layer->stored + (double)layer->packed_wgu.bytes +
          (double)layer->packed_wd.bytes;
 }
 
@@ -142,6 +157,7 @@ enum { BENCH_TRAINING = BENCH_EXPERTS | BENCH_GRADIENTS, BENCH_FROZEN = BENCH_EX
 static const bench_op bench_ops[] = {
     {"fwd", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"bwd", bench_run_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING, 1},
+    {"dx", bench_run_dx, bench_fwd_flops, bench_dx_bytes, BENCH_TRAINING, 1},
     {"decode", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
     {"decode-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},

@@ -8,7 +8,8 @@ typedef struct bench_options {
   const bench_op *op[BENCH_OPS_MAX];
   int ops;
   const bench_dtype *dtype;
-  const char *weights, *isa;
+  const char *weights_name, *isa;
+  const bench_weights *weights;
   bench_shape shape;
   int threads, repeats, warm, json, sweep, suite;
   double skew;
@@ -25,9 +26,10 @@ static void bench_usage(FILE *out) {
       "usage: moe_bench [--op OP] [--dtype bf16|fp16|f32] [--weights TYPE] [--shape T,H,I,E,K] [--threads N]\n"
       "                 [--isa scalar|avx2|avx512|avx512bf16] [--skew S] [--block B] [--repeats N] [--warm] [--json]\n"
       "       moe_bench --sweep | --suite [the options above]\n"
-      "OP: fwd, bwd, decode (a forward of few tokens), route, quantize, dequantize, gemm, pack;\n"
+      "OP: fwd, bwd, dx (bwd without weight gradients), decode (a forward of few tokens), route, quantize, dequantize, gemm, pack;\n"
       "    all (fwd and bwd, the default), convert (quantize and dequantize)\n"
-      "  --weights  the storage type of the experts' weights; so far only the dtype's own name\n"
+      "  --weights  how the experts' weights are stored: the dtype's own name, mxfp4, mxfp8, mxfp8_e5m2, fp8, fp8_block,\n"
+      "             mxfp4_gpt_oss, mxfp4_ggml, mxfp4_x4, mxfp8_x4\n"
       "  --threads  all processors by default\n"
       "  --skew     this share of the tokens has expert 0 among its K\n"
       "  --block    rows per block, 128 by default, fewer where there are fewer tokens\n"
@@ -109,7 +111,7 @@ static void bench_parse_option(bench_options *o, int c, const char *value) {
     bench_parse_dtype(o, value);
     break;
   case 'w':
-    o->weights = value;
+    o->weights_name = value;
     break;
   case 's':
     bench_parse_shape(o, value);
@@ -160,8 +162,8 @@ static bench_options bench_parse(int argc, char **argv) {
   bench_parse_dtype(&o, "bf16");
   for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) bench_parse_option(&o, c, optarg);
   if (optind != argc) bench_refuse(argv[optind], "not an option");
-  if (!o.weights) o.weights = o.dtype->name;
-  if (strcmp(o.weights, o.dtype->name) != 0) bench_refuse(o.weights, "weights of another type are not available yet");
+  o.weights = bench_weights_named(o.weights_name ? o.weights_name : o.dtype->name, o.dtype);
+  if (!o.weights) bench_refuse(o.weights_name, "no such storage of weights");
   if (o.sweep && !(o.op[0]->parts & BENCH_EXPERTS)) bench_refuse(o.op[0]->name, "the sweep is of fwd or bwd");
   return o;
 }

@@ -8,7 +8,7 @@ typedef struct bench_setting {
   bench_limits limits; /* of all threads, the best seen */
   moe_context ctx;
   const bench_dtype *dtype;
-  const char *weights;
+  const bench_weights *weights;
   int64_t B;
   double skew;
   int repeats; /* 0: BENCH_RUNS and as many more as fit into BENCH_SECONDS */
@@ -78,7 +78,7 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_resul
 }
 
 static bench_result bench_case(bench_setting *set, const bench_op *op, bench_shape shape) {
-  bench_layer layer = bench_make(&set->ctx, shape, set->dtype, set->B, set->skew, op->parts);
+  bench_layer layer = bench_make(&set->ctx, shape, set->dtype, set->weights, set->B, set->skew, op->parts);
   bench_result result = {.op = op, .shape = shape, .flops = op->flops(&layer), .bytes = op->bytes(&layer)};
   result.workspace = (double)layer.workspace_bytes / (double)layer.bytes;
   bench_time(set, &layer, &result);
@@ -88,10 +88,14 @@ static bench_result bench_case(bench_setting *set, const bench_op *op, bench_sha
 
 static double bench_percent(const bench_result *r) { return 100 * r->share; }
 
+static const char *bench_weights_name(const bench_setting *set) {
+  return set->weights->name ? set->weights->name : set->dtype->name;
+}
+
 static void bench_print_json(const bench_setting *set, const bench_result *r) {
   const bench_shape s = r->shape;
   printf("{\"op\": \"%s\", \"dtype\": \"%s\", \"weights\": \"%s\", \"isa\": \"%s\", ", r->op->name, set->dtype->name,
-         set->weights, moe_isa_name(moe_isa_active()));
+         bench_weights_name(set), moe_isa_name(moe_isa_active()));
   printf("\"T\": %lld, \"H\": %lld, \"I\": %lld, \"E\": %lld, \"K\": %lld, \"threads\": %d, ", (long long)s.T,
          (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, set->machine.threads.threads);
   printf(
@@ -101,8 +105,8 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
 
 static void bench_print_line(const bench_setting *set, const bench_result *r) {
   const bench_shape s = r->shape;
-  printf("%-6s %-4s T=%lld H=%lld I=%lld E=%lld K=%lld: %.3f ms (%.3f .. %.3f), ", r->op->name, set->dtype->name,
-         (long long)s.T, (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, r->seconds * 1e3, r->low * 1e3,
+  printf("%-6s %-4s %s T=%lld H=%lld I=%lld E=%lld K=%lld: %.3f ms (%.3f .. %.3f), ", r->op->name, set->dtype->name,
+         bench_weights_name(set), (long long)s.T, (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, r->seconds * 1e3, r->low * 1e3,
          r->high * 1e3);
   if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
