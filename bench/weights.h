@@ -57,9 +57,9 @@ static moe_mx_layout_bytes bench_weights_bytes(moe_context *ctx, const moe_quant
 static void bench_fill_codes(bench_layer *layer, moe_quantized_weight *w, moe_mx_layout_bytes bytes) {
   uint8_t *codes = (uint8_t *)bench_alloc(layer, (int64_t)bytes.codes_out, 1);
   uint8_t *scales = (uint8_t *)bench_alloc(layer, (int64_t)bytes.scales_out + 1, 1);
-  const int mask = w->element == MOE_ELEMENT_E2M1 ? 0xff : 0xbf, ggml = w->layout == MOE_MX_LAYOUT_GGML;
+  const int fp8 = w->element != MOE_ELEMENT_E2M1, ggml = w->layout == MOE_MX_LAYOUT_GGML;
   for (size_t i = 0; i < bytes.codes_out; i++)
-    codes[i] = (uint8_t)(ggml && i % 17 == 0 ? 120u : (bench_random(&layer->seed) >> 40) & (unsigned)mask);
+    codes[i] = (uint8_t)(ggml && i % 17 == 0 ? 120u : ((bench_random(&layer->seed) >> 40) & (fp8 ? 0x9fu : 0xffu)) | (fp8 ? 0x20u : 0u));
   for (size_t i = 0; i < bytes.scales_out && w->scaling == MOE_WEIGHT_MX; i++) scales[i] = 120;
   for (size_t i = 0; i < bytes.scales_out / 4 && w->scaling != MOE_WEIGHT_MX; i++)
     ((float *)(void *)scales)[i] = 0.007f;

@@ -39,6 +39,7 @@ MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
 }
 MOE_INLINE __m256i moe_maxi_avx2(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
 
+MOE_INLINE int moe_anyi_avx2(__m256i a) { return !_mm256_testz_si256(a, a); }
 MOE_INLINE __m256 moe_canon_avx2(__m256 x) {
   __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
   __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));

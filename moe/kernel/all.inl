@@ -86,6 +86,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->add_scaled = MOE_K(add_scaled);
   t->scale_row = MOE_K(scale_row);
   t->multiply_row = MOE_K(multiply_row);
+  t->scale_to_bf16 = MOE_K(scale_to_bf16);
   t->transpose_tile = MOE_K(transpose_tile);
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);

@@ -2,26 +2,57 @@
 
 #define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
 
-/* Codes [i, i+W) of a row, of which `left` are there. */
-MOE_INLINE MOE_V(f) MOE_KC(codes_row_part)(const moe_codes_ *c, const uint8_t *row, const uint8_t *scale, int64_t i, int64_t left) {
-  MOE_V(f) factor[2];
-  MOE_V(i) codes;
-  if (MOE_CODES_BITS == 4) codes = left >= MOE_W ? MOE_V(loadu4)(row, i) : MOE_V(loadu4n)(row, i, left);
-  else codes = left >= MOE_W ? MOE_V(loadu8)(row + i) : MOE_V(loadu8n)(row + i, left);
-  const MOE_V(f) x = MOE_DECODE(codes, c->format);
-  if (!scale) return x;
-  if (!c->scale_each) MOE_K(e8m0)(MOE_V(set1i)(scale[i / 32]), factor);
-  else MOE_K(e8m0)(left >= MOE_W ? MOE_V(loadu8)(scale + i) : MOE_V(loadu8n)(scale + i, left), factor);
-  return MOE_K(scaled)(x, factor);
+/* Codes [i, i+W) of a row of n, and their scale bytes. */
+MOE_INLINE MOE_V(i) MOE_KC(row_codes)(const uint8_t *row, int64_t i, int64_t n) {
+  if (i >= n) return MOE_V(set1i)(0u);
+  if (MOE_CODES_BITS == 4) return n - i >= MOE_W ? MOE_V(loadu4)(row, i) : MOE_V(loadu4n)(row, i, n - i);
+  return n - i >= MOE_W ? MOE_V(loadu8)(row + i) : MOE_V(loadu8n)(row + i, n - i);
+}
+
+MOE_INLINE MOE_V(i) MOE_KC(row_scales)(const moe_codes_ *c, const uint8_t *scale, int64_t i, int64_t n) {
+  if (!scale || i >= n) return MOE_V(set1i)(127u);
+  if (!c->scale_each) return MOE_V(set1i)(scale[i / 32]);
+  return n - i >= MOE_W ? MOE_V(loadu8)(scale + i) : MOE_V(loadu8n)(scale + i, n - i);
+}
+
+/* 32 codes of a row in the plain way; what is not zero above bit 30 of the result tells that this does not do. */
+MOE_INLINE MOE_V(i) MOE_KC(pack_plain_part)(float *p, const uint8_t *row, int64_t at, uint32_t scale,
+                                            const moe_fp8_ *format) {
+  const MOE_V(i) byte = MOE_V(set1i)(scale);
+  MOE_V(i) special = MOE_V(set1i)(0u);
+  MOE_UNROLL
+  for (int64_t i = at; i < at + 32; i += MOE_W) {
+    const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, i) : MOE_V(loadu8)(row + i);
+    const MOE_V(i) magnitude = MOE_V(andi)(codes, MOE_V(set1i)(127u)); /* within [fraction, infinity)? */
+    const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(format->infinity - 1), magnitude);
+    MOE_V(store)(p + i, MOE_PLAIN(codes, 0, byte, format));
+    if (MOE_CODES_BITS == 8)
+      special = MOE_V(ori)(special, MOE_V(ori)(above, MOE_V(subi)(magnitude, MOE_V(set1i)(format->fraction))));
+  }
+  return special;
+}
+
+/* A whole row; 0 where the plain way does not do. */
+MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
+                                      const moe_fp8_ *format) {
+  const uint32_t first = scale ? scale[0] : 127u, second = scale && c->width > 32 ? scale[1] : 127u;
+  if (c->scale_each || !MOE_PLAIN_SCALE_(first) || !MOE_PLAIN_SCALE_(second)) return 0;
+  MOE_V(i) special = MOE_KC(pack_plain_part)(p, row, 0, first, format);
+  if (c->width > 32) special = MOE_V(ori)(special, MOE_KC(pack_plain_part)(p, row, 32, second, format));
+  return MOE_CODES_BITS == 4 || !MOE_V(anyi)(MOE_V(srli)(special, 31));
 }
 
 MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
+  const moe_fp8_ format = *c->format; /* nothing that is stored can change it */
   for (int64_t r = 0; r < c->k + (c->k & 1); r++) {
     const uint8_t *row = c->codes + r * c->stride, *scale = c->scale ? c->scale + r * c->scale_stride : NULL;
     float *p = panel + r * MOE_PANEL + c->col;
     const int64_t n = r < c->k ? c->n : 0;
+    __builtin_prefetch(row + c->ahead);
+    if (n == c->width && MOE_KC(pack_plain_row)(p, c, row, scale, &format)) continue;
     for (int64_t i = 0; i < c->width; i += MOE_W)
-      MOE_V(store)(p + i, i < n ? MOE_KC(codes_row_part)(c, row, scale, i, n - i) : MOE_V(set1)(0.0f));
+      MOE_V(store)
+      (p + i, MOE_SCALED(MOE_KC(row_codes)(row, i, n), 0, MOE_KC(row_scales)(c, scale, i, n), &format));
   }
 }
 
@@ -36,41 +67,62 @@ MOE_INLINE MOE_V(i) MOE_KC(codes_words)(const moe_codes_ *c, const uint8_t *colu
   return MOE_V(set1i)((uint32_t)word[0] | (uint32_t)word[1] << 8 | (uint32_t)word[2] << 16 | (uint32_t)word[3] << 24);
 }
 
-/* Code `lane` of word w of a column. */
+/* Where code `lane` of word w of a column belongs. */
 MOE_INLINE int64_t MOE_KC(codes_k)(int split, int64_t w, int lane) {
   if (!split) return w * (32 / MOE_CODES_BITS) + lane;
   return w / 4 * 32 + w % 4 * 4 + lane / 2 + lane % 2 * 16;
 }
 
-/* W columns of a panel from words [w, w+W) of each. */
-MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, MOE_V(i) *words, const uint8_t *scale, int64_t w) {
+/* W columns of a panel from words [w, w+W) of each. `plain`: all codes are there, and codes and scales plain. */
+MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) *words, const uint8_t *scale,
+                                   int64_t w, const moe_fp8_ *format, int split, int plain) {
   enum { per_word = 32 / MOE_CODES_BITS, words_per_group = MOE_CODES_BITS };
-  const MOE_V(f) one = MOE_V(set1)(1.0f);
-  MOE_V(f) factor[2] = {one, one};
+  MOE_V(i) byte = MOE_V(set1i)(127u);
   for (int64_t j = 0; j < MOE_W && (w + j) / words_per_group * 32 < c->k; j++) {
     if (scale && (j == 0 || (w + j) % words_per_group == 0))
-      MOE_K(e8m0)(MOE_V(loadu8)(scale + (w + j) / words_per_group * MOE_PANEL), factor);
+      byte = MOE_V(loadu8)(scale + (w + j) / words_per_group * MOE_PANEL);
     MOE_UNROLL
     for (int lane = 0; lane < per_word; lane++) {
-      const int64_t k = MOE_KC(codes_k)(c->split, w + j, lane);
-      const MOE_V(f) x = MOE_DECODE(MOE_V(srli)(words[j], lane * MOE_CODES_BITS), c->format);
-      if (k < c->k) MOE_V(store)(p + k * MOE_PANEL, scale ? MOE_K(scaled)(x, factor) : x);
+      const int64_t k = MOE_KC(codes_k)(split, w + j, lane);
+      if (plain) MOE_V(store)(p + k * MOE_PANEL, MOE_PLAIN(words[j], lane * MOE_CODES_BITS, byte, format));
+      else if (k < c->k) MOE_V(store)(p + k * MOE_PANEL, MOE_SCALED(words[j], lane * MOE_CODES_BITS, byte, format));
     }
   }
 }
 
+/* Whether a word holds an infinity, a NaN, a subnormal or a zero. */
+MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_fp8_ *f) {
+  const MOE_V(i) top = MOE_V(set1i)(0x80808080u), rest = MOE_V(set1i)(0x7f7f7f7fu);
+  const MOE_V(i) above = MOE_V(set1i)((128u - f->infinity) * 0x01010101u);
+  const MOE_V(i) below = MOE_V(set1i)((128u - f->fraction) * 0x01010101u);
+  MOE_V(i) any = MOE_V(set1i)(0u), all = top;
+  if (MOE_CODES_BITS == 4) return 0;
+  for (int j = 0; j < MOE_W; j++) {
+    const MOE_V(i) magnitude = MOE_V(andi)(words[j], rest);
+    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, above));
+    all = MOE_V(andi)(all, MOE_V(addi)(magnitude, below));
+  }
+  return MOE_V(anyi)(MOE_V(ori)(MOE_V(andi)(any, top), MOE_V(subi)(top, all)));
+}
+
 MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
-  enum { per_word = 32 / MOE_CODES_BITS };
+  enum { codes = MOE_W * 32 / MOE_CODES_BITS };
+  const moe_fp8_ format = *c->format; /* nothing that is stored can change it */
   for (int64_t col = 0; col < c->width; col += MOE_W) {
     float *p = panel + c->col + col;
     const uint8_t *scale = c->scale ? c->scale + c->col + col : NULL;
-    for (int64_t at = 0; at < c->k; at += MOE_W * per_word) {
+    for (int64_t at = 0; at < c->k; at += codes) {
       const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8;
+      const int64_t w = at * MOE_CODES_BITS / 32;
       MOE_V(i) words[MOE_W];
+      for (int64_t i = 0; i < MOE_W; i++) __builtin_prefetch(first + (col + i) * c->stride + c->ahead);
       for (int i = 0; i < MOE_W; i++)
         words[i] = col + i < c->n ? MOE_KC(codes_words)(c, first + (col + i) * c->stride, c->k - at) : MOE_V(set1i)(0u);
       MOE_V(transpose)(words);
-      MOE_KC(pack_words)(p, c, words, scale, at / per_word);
+      if (at + codes > c->k || !c->plain_scales || MOE_KC(codes_special)(words, &format))
+        MOE_KC(pack_words)(p, c, words, scale, w, &format, c->split, 0);
+      else if (MOE_CODES_BITS == 4 && c->split) MOE_KC(pack_words)(p, c, words, scale, w, &format, 1, 1);
+      else MOE_KC(pack_words)(p, c, words, scale, w, &format, 0, 1);
     }
     if (c->k & 1) MOE_V(store)(p + c->k * MOE_PANEL, MOE_V(set1)(0.0f));
   }

@@ -154,7 +154,8 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) will be read from, as far as it is known. */
+/* The memory that elements [from, from+k) will be read from, as far as it is known. What unpacks itself fetches its next piece,
+   too. */
 MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
   const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
   const moe_ahead_ none = {0};
@@ -165,7 +166,7 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
     ahead.lines = moe_right_panels_(right);
     return right->fetch ? ahead : none;
   }
-  if (!right->base[0]) return none;
+  if (!right->base[0] || (right->unpack && from > 0)) return none;
   return moe_ahead_rows_(right->base[0] + begin, right->base[1] ? right->base[1] + begin : NULL, NULL, right->stride,
                          right->transposed ? right->n : k, (right->transposed ? k : right->n) * right->bits / 8);
 }

@@ -28,6 +28,16 @@ MOE_FN void MOE_K(multiply_row)(float *x, const float *y, int64_t n) {
   if (i < n) MOE_V(storen)(x + i, MOE_V(mul)(MOE_V(loadn)(x + i, n - i), MOE_V(loadn)(y + i, n - i)), n - i);
 }
 
+MOE_FN void MOE_K(scale_to_bf16)(float *x, const float *y, int64_t n) {
+  uint16_t rounded[MOE_W];
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(MOE_W, n - i);
+    const MOE_V(f) product = MOE_V(mul)(MOE_V(loadn)(x + i, left), MOE_V(loadn)(y + i, left));
+    MOE_CAT(moe_store_bf16_, MOE_VOCABULARY)(rounded, product);
+    MOE_V(storen)(x + i, MOE_CAT(moe_load_bf16_, MOE_VOCABULARY)(rounded), left);
+  }
+}
+
 MOE_FN uint32_t MOE_K(magnitude)(const float *x, int64_t n) {
   uint32_t lane[MOE_W], most = 0;
   MOE_V(i) m = MOE_V(set1i)(0u);

@@ -118,13 +118,17 @@ typedef struct moe_fp8_ {
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
    scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
    `stride` apart, `group` bytes from 32 codes to the next 32; scale byte (k/32, column) at scale[k/32*64 + column].
-   scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
+   scale NULL: 1; plain_scales: all are plain. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
+/* A scale byte with which no normal element under- or overflows. */
+#define MOE_PLAIN_SCALE_(byte) ((byte) >= 15 && (byte) < 240)
+
 typedef struct moe_codes_ {
   const moe_fp8_ *format; /* of 8 bits */
   const uint8_t *codes, *scale;
   int64_t stride, group, scale_stride;
-  int split, scale_each;
+  int split, scale_each, plain_scales;
   int64_t col, width, n, k;
+  int64_t ahead; /* bytes from a code to one that will be wanted soon, to be fetched */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 
@@ -148,7 +152,8 @@ typedef struct moe_kernels {
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
-  void (*multiply_row)(float *x, const float *y, int64_t n); /* x *= y */
+  void (*multiply_row)(float *x, const float *y, int64_t n);  /* x *= y */
+  void (*scale_to_bf16)(float *x, const float *y, int64_t n); /* the same, rounded to bf16 */
   void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */

@@ -91,29 +91,30 @@ MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
 
 /* ------------------------------------------------------------------------------------- MX, elements of K side by side */
 
-MOE_FN void moe_patch_scales_(const moe_weight_patch_ *p, uint8_t *scale) {
+/* Their scales, as pack_codes_columns takes them. Returns whether all are plain. */
+MOE_FN int moe_patch_scales_(const moe_weight_patch_ *p, uint8_t *scale) {
   const moe_mx_side_ *s = &p->q->side;
+  const int own = s->scales == MOE_MX_SCALES_OWN;
   const int64_t groups = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
+  const int64_t column = moe_mx_column_scales_(s), group = moe_mx_group_scales_(s);
   moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
-  if (s->scales == MOE_MX_SCALES_OWN) {
-    const int64_t column = moe_mx_column_scales_(s), group = moe_mx_group_scales_(s);
-    const uint8_t *first = moe_mx_scale_at_(s, &at);
-    for (int64_t c = 0; c < p->count; c++)
-      for (int64_t g = 0; g < groups; g++) scale[g * MOE_PANEL + p->col + c] = first[c * column + g * group];
-    return;
-  }
+  const uint8_t *first = moe_mx_scale_at_(s, &at);
+  int plain = 1;
   for (int64_t g = 0; g < groups; g++, at.group++)
     for (int64_t c = 0; c < p->count; c++) {
       at.column = p->column + c;
-      scale[g * MOE_PANEL + p->col + c] = *moe_mx_scale_at_(s, &at);
+      const uint8_t byte = own ? first[c * column + g * group] : *moe_mx_scale_at_(s, &at);
+      plain &= MOE_PLAIN_SCALE_(byte);
+      scale[g * MOE_PANEL + p->col + c] = byte;
     }
+  return plain;
 }
 
 MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
   const moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
   const int split = s->layout == MOE_MX_LAYOUT_GGML;
-  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL] = {0};
+  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL] = {0}; /* that of a column that is not there */
   if (moe_mx_is_nki_(s->layout) || (p->across && (split || s->scales != MOE_MX_SCALES_OWN))) {
     moe_patch_pack_any_(p, panel);
     return;
@@ -123,33 +124,48 @@ MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
   codes.stride = moe_mx_column_bytes_(s);
   codes.group = moe_mx_group_bytes_(s);
   codes.split = split;
+  codes.ahead = (p->across ? p->count : p->elements / MOE_MX_GROUP_) * (p->across ? codes.stride : codes.group);
   if (p->across) {
     codes.scale = moe_mx_scale_at_(s, &at);
     codes.scale_stride = moe_mx_column_scales_(s);
     p->kernels->pack_codes_rows[moe_patch_wide_(p)](panel, &codes);
     return;
   }
-  moe_patch_scales_(p, scale);
+  codes.plain_scales = moe_patch_scales_(p, scale);
   codes.scale = scale;
   p->kernels->pack_codes_columns[moe_patch_wide_(p)](panel, &codes);
 }
 
 /* --------------------------------------------------------------------------------------------------------- float scales */
 
-/* The patch's row r times the scales of its elements, rounded. */
-MOE_FN void moe_patch_scale_row_(const moe_weight_patch_ *p, int64_t r, float *row) {
+/* The scales of the patch's row r. */
+MOE_FN void moe_patch_row_scales_(const moe_weight_patch_ *p, int64_t r, float *scale) {
   const moe_quantized_ *q = p->q;
-  const int blocks = q->weight->scaling == MOE_WEIGHT_BLOCK;
   const int64_t n = p->across ? p->elements : p->count, first = p->across ? p->element : p->column;
-  uint16_t rounded[MOE_PANEL];
   for (int64_t i = 0, end; i < n; i = end) {
     const int64_t column = p->across ? p->column + r : first + i, element = p->across ? first + i : p->element + r;
-    end = blocks ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : p->across ? n : i + 1;
-    p->kernels->scale_row(row + i, moe_quantized_scale_(q, p->expert, p->part, column, element), end - i);
+    const float value = moe_quantized_scale_(q, p->expert, p->part, column, element);
+    end = q->weight->scaling == MOE_WEIGHT_BLOCK ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : n;
+    for (int64_t j = i; j < end; j++) scale[j] = value;
   }
-  if (q->type != MOE_DTYPE_BF16) return;
-  p->kernels->store_row[MOE_DTYPE_BF16](rounded, row, n);
-  p->kernels->load_row[MOE_DTYPE_BF16](row, rounded, n);
+}
+
+/* Whether its scales are those of the row before. */
+MOE_FN int moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r) {
+  if (r == 0) return 0;
+  if (p->q->weight->scaling == MOE_WEIGHT_BLOCK)
+    return ((p->across ? p->column : p->element) + r) % p->q->block != 0;
+  return p->q->weight->scaling == MOE_WEIGHT_STATIC || p->q->weight->scaling == MOE_WEIGHT_STATIC_PER_EXPERT;
+}
+
+MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t n, float *panel) {
+  const int bf16 = p->q->type == MOE_DTYPE_BF16;
+  float scale[MOE_PANEL];
+  for (int64_t r = 0; r < k; r++, panel += MOE_PANEL) {
+    if (!moe_patch_same_scales_(p, r)) moe_patch_row_scales_(p, r, scale);
+    if (bf16) p->kernels->scale_to_bf16(panel, scale, n);
+    else p->kernels->multiply_row(panel, scale, n);
+  }
 }
 
 MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
@@ -159,10 +175,12 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   codes.stride = s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  codes.plain_scales = 1;
+  codes.ahead = p->across ? p->count : p->elements * codes.stride;
   if (p->across) p->kernels->pack_codes_columns[1](panel, &codes);
   else p->kernels->pack_codes_rows[1](panel, &codes);
   if (!p->across && moe_weight_scaled_after_(q->weight)) return;
-  for (int64_t r = 0; r < codes.k; r++) moe_patch_scale_row_(p, r, panel + r * MOE_PANEL + p->col);
+  moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
 MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
