@@ -44,10 +44,10 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
 
 MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
   const moe_fp8_ format = *c->format; /* nothing that is stored can change it */
-  for (int64_t r = 0; r < c->k + (c->k & 1); r++) {
+  for (int64_t r = 0; r < c->k; r++) {
     const uint8_t *row = c->codes + r * c->stride, *scale = c->scale ? c->scale + r * c->scale_stride : NULL;
     float *p = panel + r * MOE_PANEL + c->col;
-    const int64_t n = r < c->k ? c->n : 0;
+    const int64_t n = c->n;
     __builtin_prefetch(row + c->ahead);
     if (n == c->width && MOE_KC(pack_plain_row)(p, c, row, scale, &format)) continue;
     for (int64_t i = 0; i < c->width; i += MOE_W)
@@ -124,7 +124,6 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
       else if (MOE_CODES_BITS == 4 && c->split) MOE_KC(pack_words)(p, c, words, scale, w, &format, 1, 1);
       else MOE_KC(pack_words)(p, c, words, scale, w, &format, 0, 1);
     }
-    if (c->k & 1) MOE_V(store)(p + c->k * MOE_PANEL, MOE_V(set1)(0.0f));
   }
 }
 

@@ -78,8 +78,8 @@ typedef struct moe_right_ {
   moe_dtype dtype;
   int64_t bits; /* of an element */
   int64_t k;
-  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel. In
-     bf16 products all values must be bf16's, or subnormal. */
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel, an odd
+     k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
   const void *source;     /* what unpack needs: the weight, */
   int64_t expert, column; /*   whose, and the first column of each part */

@@ -114,7 +114,7 @@ typedef struct moe_fp8_ {
   uint32_t magic;            /* a float whose last place is the smallest subnormal */
 } moe_fp8_;
 
-/* Codes that become columns [col, col+width) of an f32 panel of k rows, of which n are there; the rest becomes zero.
+/* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
    scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
    `stride` apart, `group` bytes from 32 codes to the next 32; scale byte (k/32, column) at scale[k/32*64 + column].

@@ -199,6 +199,7 @@ MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *ke
                                      right->n, from,   k,             part * width,   width,        0};
     moe_patch_pack_(&patch, panel);
   }
+  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
 }
 
 /* The contraction may pass from one part to the next within a piece. */
