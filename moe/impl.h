@@ -85,6 +85,9 @@ MOE_TARGET_END
 #include "layer/router_loss.h"
 #include "layer/route_blocks.h"
 #include "layer/activation.h"
+
+MOE_ARRANGE_BEGIN
+
 #include "layer/group.h"
 #include "layer/expert_stage.h"
 #include "layer/mx_layout_map.h"
@@ -107,6 +110,8 @@ MOE_TARGET_END
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
 #include "layer/grouped_gemm.h"
+
+MOE_ARRANGE_END
 
 MOE_EXACT_END
 

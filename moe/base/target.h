@@ -40,6 +40,15 @@
 #error "moe.h needs gcc or clang"
 #endif
 
+/* Code that only arranges the kernels' work: gcc takes half the time for it at -O1, and it runs as fast. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__)
+#define MOE_ARRANGE_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O1"))
+#define MOE_ARRANGE_END MOE_PRAGMA(GCC pop_options)
+#else
+#define MOE_ARRANGE_BEGIN
+#define MOE_ARRANGE_END
+#endif
+
 /* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the pragmas
    say. It cannot see through this: every product the vocabulary returns has passed it. */
 #if !defined(__clang__)

@@ -34,19 +34,6 @@
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
-#define MOE_FORMAT e4m3fn
-#include "element.inl"
-#undef MOE_FORMAT
-#define MOE_FORMAT e4m3
-#include "element.inl"
-#undef MOE_FORMAT
-#define MOE_FORMAT e5m2
-#include "element.inl"
-#undef MOE_FORMAT
-#define MOE_FORMAT e2m1
-#include "element.inl"
-#undef MOE_FORMAT
-
 #include "codes.inl"
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
@@ -70,15 +57,14 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
 #endif
-#define MOE_ELEMENT_KERNELS_(name, NAME, bits, fraction, bias, max, infinity, nan)           \
-  t->load_element[MOE_ELEMENT_##NAME] = MOE_CAT(moe_load_element_##name##_, MOE_ISA);       \
-  t->store_element[MOE_ELEMENT_##NAME] = MOE_CAT(moe_store_element_##name##_, MOE_ISA);
-  MOE_ELEMENT_LIST(MOE_ELEMENT_KERNELS_)
-#undef MOE_ELEMENT_KERNELS_
-  t->pack_codes_rows[0] = MOE_CAT(moe_pack_codes_rows_4_, MOE_ISA);
-  t->pack_codes_rows[1] = MOE_CAT(moe_pack_codes_rows_8_, MOE_ISA);
-  t->pack_codes_columns[0] = MOE_CAT(moe_pack_codes_columns_4_, MOE_ISA);
-  t->pack_codes_columns[1] = MOE_CAT(moe_pack_codes_columns_8_, MOE_ISA);
+#define MOE_CODES_KERNELS_(i, bits)                                                   \
+  t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \
+  t->store_codes[i] = MOE_CAT(moe_store_codes_##bits##_, MOE_ISA);                    \
+  t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
+  t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
+  MOE_CODES_KERNELS_(0, 4)
+  MOE_CODES_KERNELS_(1, 8)
+#undef MOE_CODES_KERNELS_
   t->magnitude = MOE_K(magnitude);
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);

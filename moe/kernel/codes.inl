@@ -1,6 +1,26 @@
-/* Codes in the lanes' bits from `at` on, times the power of two that the lanes' E8M0 bytes say. All of it is exact, and without
-   subnormal operands: fit for use in any floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and,
-   in fp8, codes of normal numbers. */
+/* Codes of narrow elements, in 32-bit lanes, to float and back; and codes in the lanes' bits from `at` on times the power of two
+   that the lanes' E8M0 bytes say. All of it is exact but for encoding, and without subnormal operands: fit for use in any
+   floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and, in fp8, codes of normal numbers. */
+
+/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those at a
+   midpoint past it, and no other across one. */
+MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, const moe_cast_ *cast) {
+  const MOE_V(i) bits = MOE_V(casti)(x), given = MOE_V(andi)(bits, MOE_V(set1i)(0x7fffffffu));
+  const MOE_V(i) magnitude = MOE_V(ori)(given, MOE_V(set1i)(cast->away)), magic = MOE_V(set1i)(f->magic);
+  const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, f->shift), MOE_V(set1i)(1u));
+  const MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->bits - 1);
+  const MOE_V(f) tiny = MOE_V(add)(MOE_V(castf)(magnitude), MOE_V(castf)(magic));
+  const MOE_V(m) subnormal = MOE_V(lti)(magnitude, MOE_V(set1i)(f->rebias + (1u << 23)));
+  const uint32_t below_half = (1u << (f->shift - 1)) - 1u;
+  MOE_V(i) code = MOE_V(addi)(MOE_V(addi)(magnitude, odd), MOE_V(set1i)(below_half - f->rebias));
+  code = MOE_V(selecti)(subnormal, MOE_V(subi)(MOE_V(casti)(tiny), magic), MOE_V(srli)(code, f->shift));
+  code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(set1i)(cast->overflow), code);
+  code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f7fffffu), given), MOE_V(set1i)(cast->infinity), code);
+  /* What overflowed to NaN has no sign. */
+  const MOE_V(i) keep = MOE_V(set1i)(f->nan != 0 && f->infinity == 0 ? 0u : ~0u);
+  code = MOE_V(ori)(code, MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(andi)(sign, keep), sign));
+  return MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f800000u), given), MOE_V(set1i)(f->nan), code);
+}
 
 /* Two factors, for their product may be subnormal; NaN for 255. */
 MOE_INLINE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
@@ -12,30 +32,34 @@ MOE_INLINE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
   return MOE_V(mul)(x, MOE_V(castf)(second));
 }
 
-MOE_INLINE MOE_V(f) MOE_K(scaled_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_fp8_ *f) {
+MOE_INLINE MOE_V(f) MOE_K(scaled_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   (void)f;
   return MOE_K(times_e8m0)(MOE_V(e2m1)(MOE_V(srli)(word, at)), byte);
 }
 
-MOE_INLINE MOE_V(f) MOE_K(plain_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_fp8_ *f) {
+MOE_INLINE MOE_V(f) MOE_K(plain_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   (void)f;
   return MOE_V(mul)(MOE_V(e2m1)(MOE_V(srli)(word, at)), MOE_V(castf)(MOE_V(slli)(byte, 23)));
 }
 
-MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_fp8_ *f) {
+MOE_INLINE MOE_V(f) MOE_K(fp8)(MOE_V(i) word, int at, const moe_element_format_ *f) {
   const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(srli)(word, at), MOE_V(set1i)(127u)), magic = MOE_V(set1i)(f->magic);
   const MOE_V(i) sign = MOE_V(andi)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)(0x80000000u));
   const MOE_V(f) tiny = MOE_V(sub)(MOE_V(castf)(MOE_V(ori)(magnitude, magic)), MOE_V(castf)(magic));
   MOE_V(i) x = MOE_V(addi)(MOE_V(slli)(magnitude, f->shift), MOE_V(set1i)(f->rebias));
-  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->fraction)), MOE_V(casti)(tiny), x);
-  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->infinity)), x, MOE_V(set1i)(0x7f800000u));
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_normal)), MOE_V(casti)(tiny), x);
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_infinity)), x, MOE_V(set1i)(0x7f800000u));
   x = MOE_V(ori)(x, sign);
-  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->nan)), x, MOE_V(set1i)(0x7fc00000u));
-  return MOE_K(times_e8m0)(MOE_V(castf)(x), byte);
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_nan)), x, MOE_V(set1i)(0x7fc00000u));
+  return MOE_V(castf)(x);
+}
+
+MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+  return MOE_K(times_e8m0)(MOE_K(fp8)(word, at, f), byte);
 }
 
 /* Sign and magnitude are brought to their places in one shift; bias and scale are one sum. */
-MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_fp8_ *f) {
+MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   const MOE_V(i) exponent = MOE_V(addi)(MOE_V(slli)(byte, 23), MOE_V(set1i)(f->rebias - (127u << 23)));
   const MOE_V(i) placed = MOE_V(srai)(MOE_V(slli)(word, 24 - at), 24 - f->shift);
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));

@@ -53,21 +53,19 @@ typedef struct moe_glu_row_ {
   float dot;                        /* backward out: <dm, m>, both before scale */
 } moe_glu_row_;
 
-/* The constants of the element formats, and how a conversion to one of them rounds and ends. */
-#define MOE_ELEMENT_CONSTANTS_(name, NAME, bits, fraction, bias, max, infinity, nan)                    \
-  enum {                                                                                                \
-    MOE_ELEMENT_BITS_##name = bits,                                                                     \
-    MOE_ELEMENT_FRACTION_##name = fraction,                                                             \
-    MOE_ELEMENT_BIAS_##name = bias,                                                                     \
-    MOE_ELEMENT_MAX_CODE_##name = max,                                                                  \
-    MOE_ELEMENT_INF_CODE_##name = infinity,                                                             \
-    MOE_ELEMENT_NAN_CODE_##name = nan                                                                   \
-  };
-MOE_ELEMENT_LIST(MOE_ELEMENT_CONSTANTS_)
-#undef MOE_ELEMENT_CONSTANTS_
-
 #define MOE_ELEMENT_COUNT_ (MOE_ELEMENT_E2M1 + 1)
 
+/* A narrow element format: see MOE_ELEMENT_LIST, and what follows from it for codes in 32-bit lanes. */
+typedef struct moe_element_format_ {
+  int bits, fraction, bias;
+  uint32_t max, infinity, nan;                      /* codes; 0: there is none */
+  uint32_t first_normal, first_infinity, first_nan; /* magnitudes from here on */
+  int shift;                                        /* from the code's fraction to a float's */
+  uint32_t rebias;                                  /* to add to the exponent, in place */
+  uint32_t magic;                                   /* a float whose last place is the smallest subnormal */
+} moe_element_format_;
+
+/* How a conversion to codes rounds and ends. */
 typedef struct moe_cast_ {
   uint32_t away;               /* 1: ties away from zero */
   uint32_t overflow, infinity; /* the codes of what is finite but too large, and of infinity */
@@ -106,14 +104,6 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
-/* What tells the 8-bit floating-point formats apart, in 32-bit lanes. */
-typedef struct moe_fp8_ {
-  int shift;                 /* from the code's fraction to a float's */
-  uint32_t rebias, fraction; /* exponent to add, in place; the first code that is not subnormal */
-  uint32_t infinity, nan;    /* codes from here on, the sign aside */
-  uint32_t magic;            /* a float whose last place is the smallest subnormal */
-} moe_fp8_;
-
 /* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
    scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
@@ -123,7 +113,7 @@ typedef struct moe_fp8_ {
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 15 && (byte) < 240)
 
 typedef struct moe_codes_ {
-  const moe_fp8_ *format; /* of 8 bits */
+  const moe_element_format_ *format;
   const uint8_t *codes, *scale;
   int64_t stride, group, scale_stride;
   int split, scale_each, plain_scales;
@@ -139,12 +129,14 @@ typedef struct moe_kernels {
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
   moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
-  void (*load_element[MOE_ELEMENT_COUNT_])(float *dst, const uint8_t *src, int64_t n);
-  void (*store_element[MOE_ELEMENT_COUNT_])(uint8_t *dst, const float *src, int64_t n, const moe_cast_ *cast);
+  /* Of 4 bits (e2m1), of 8 (fp8). */
+  void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
+  void (*store_codes[2])(uint8_t *dst, const float *src, int64_t n, const moe_element_format_ *format,
+                         const moe_cast_ *cast);
+  moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2]; /* of 4 bits (e2m1), of 8 (fp8) */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);

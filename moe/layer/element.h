@@ -2,19 +2,27 @@
 #ifndef MOE_LAYER_ELEMENT_H
 #define MOE_LAYER_ELEMENT_H
 
-typedef struct moe_element_format_ {
-  int64_t bits;
-  int fraction, bias;
-  uint32_t max, infinity, nan; /* codes; 0: there is none */
-} moe_element_format_;
-
 MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
-#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
-  {bits, fraction, bias, max, infinity, nan},
+#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan)                               \
+  {bits,                                                                                                        \
+   fraction,                                                                                                    \
+   bias,                                                                                                        \
+   max,                                                                                                         \
+   infinity,                                                                                                    \
+   nan,                                                                                                         \
+   1u << fraction,                                                                                              \
+   max + 1,                                                                                                     \
+   infinity ? infinity + 1 : max + 1,                                                                           \
+   23 - fraction,                                                                                               \
+   (uint32_t)(127 - bias) << 23,                                                                                \
+   (uint32_t)(127 + 1 - bias - fraction + 23) << 23},
   static const moe_element_format_ format[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
 #undef MOE_ELEMENT_FORMAT_
   return format[element];
 }
+
+/* Of the kernels for codes of 4 and of 8 bits. */
+MOE_FN int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
 
 MOE_FN moe_cast_ moe_cast_of_(moe_element element, uint32_t flags) {
   const moe_element_format_ f = moe_element_format_of_(element);
@@ -34,9 +42,9 @@ MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
 /* One conversion of n elements, a piece at a time: from float, or to it where `codes` has any. */
 typedef struct moe_element_job_ {
   moe_kernels kernels;
-  moe_element element;
+  moe_element_format_ format;
   moe_cast_ cast;
-  int64_t bits, n;
+  int64_t n;
   const float *from;
   uint8_t *to_codes;
   const uint8_t *codes;
@@ -48,12 +56,12 @@ enum { MOE_ELEMENT_PIECE_ = 1 << 16 };
 MOE_FN void moe_element_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_element_job_ *job = (const moe_element_job_ *)arg;
   const int64_t at = item * MOE_ELEMENT_PIECE_, n = moe_min_(MOE_ELEMENT_PIECE_, job->n - at);
-  const int64_t code = moe_element_bytes_(at, job->bits);
+  const int64_t code = moe_element_bytes_(at, job->format.bits);
   (void)turn;
   if (job->codes)
-    job->kernels.load_element[job->element](job->to + at, job->codes + code, n);
+    job->kernels.load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
   else
-    job->kernels.store_element[job->element](job->to_codes + code, job->from + at, n, &job->cast);
+    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format, &job->cast);
 }
 
 MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
@@ -72,7 +80,7 @@ MOE_FN void moe_e8m0_piece_(void *arg, int64_t item, moe_turn_ *turn) {
 
 MOE_FN moe_status moe_element_run_(moe_context *ctx, moe_element_job_ *job, int decode,
                                    void (*piece)(void *, int64_t, moe_turn_ *)) {
-  const int64_t floats = moe_mul_(job->n, 4), codes = moe_element_bytes_(job->n, job->bits);
+  const int64_t floats = moe_mul_(job->n, 4), codes = moe_element_bytes_(job->n, job->format.bits);
   MOE_TRY(moe_check_context_(ctx));
   if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
   const moe_tensor_ to_float[] = {{"src", job->codes, codes, 1, MOE_INPUT}, {"dst", job->to, floats, 4, MOE_OUTPUT}};
@@ -89,7 +97,7 @@ MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, u
                                         int64_t n, uint32_t cast) {
   moe_element_job_ job = {0};
   MOE_TRY(moe_check_cast_(ctx, cast));
-  job.element = element, job.cast = moe_cast_of_(element, cast), job.bits = moe_element_format_of_(element).bits;
+  job.cast = moe_cast_of_(element, cast), job.format = moe_element_format_of_(element);
   job.n = n, job.from = src, job.to_codes = dst;
   return moe_element_run_(ctx, &job, 0, moe_element_piece_);
 }
@@ -97,7 +105,7 @@ MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, u
 MOE_FN moe_status moe_element_to_f32_(moe_context *ctx, moe_element element, float *dst, const uint8_t *src,
                                       int64_t n) {
   moe_element_job_ job = {0};
-  job.element = element, job.bits = moe_element_format_of_(element).bits, job.n = n, job.codes = src, job.to = dst;
+  job.format = moe_element_format_of_(element), job.n = n, job.codes = src, job.to = dst;
   return moe_element_run_(ctx, &job, 1, moe_element_piece_);
 }
 
@@ -113,7 +121,7 @@ MOE_ELEMENT_LIST(MOE_DEFINE_ELEMENT_)
 
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {
   moe_element_job_ job = {0};
-  job.bits = 8, job.n = n, job.codes = src, job.to = dst;
+  job.format.bits = 8, job.n = n, job.codes = src, job.to = dst;
   return moe_element_run_(ctx, &job, 1, moe_e8m0_piece_);
 }
 

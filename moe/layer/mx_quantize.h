@@ -83,7 +83,7 @@ MOE_FN uint8_t moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t 
 MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, float *x, int64_t line, int64_t at, int64_t n) {
   const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
   const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
-  if (job->decode) job->kernels.load_element[job->element](x, job->codes + code, n);
+  if (job->decode) job->kernels.load_codes[moe_wide_(&job->format)](x, job->codes + code, n, &job->format);
   for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) {
     const int64_t left = moe_min_(MOE_MX_GROUP_, n - i), group = scale + i / MOE_MX_GROUP_;
     if (job->decode)
@@ -91,7 +91,8 @@ MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, float *x, int64_t line
     else
       job->to_scales[group] = moe_mx_group_(job, x + i, left);
   }
-  if (!job->decode) job->kernels.store_element[job->element](job->to_codes + code, x, n, &job->cast);
+  if (!job->decode) 
+    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, x, n, &job->format, &job->cast);
 }
 
 /* n plain elements, contiguous, to or from x. */

@@ -4,7 +4,6 @@
 
 typedef struct moe_mx_round_ {
   int enabled;
-  moe_element element;
   moe_element_format_ format;
   moe_scale_rule rule;
   moe_cast_ cast;
@@ -23,7 +22,6 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
   memset(&r, 0, sizeof r);
   if (!rounding->enabled) return r;
   r.enabled = 1;
-  r.element = rounding->element;
   r.format = moe_element_format_of_(rounding->element);
   r.rule = rounding->scale_rule;
   r.cast = moe_cast_of_(rounding->element, rounding->cast);
@@ -38,8 +36,8 @@ MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ 
   const int nan = r->format.nan == 0 && kernels->magnitude(x, n) >= 0x7f800000u;
   const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(r->rule, &r->format, amax);
   kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
-  kernels->store_element[r->element](code, x, n, &r->cast);
-  kernels->load_element[r->element](x, code, n);
+  kernels->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
+  kernels->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
   kernels->scale_row(x, moe_e8m0_(byte), n);
 }
 

@@ -5,26 +5,15 @@
 typedef struct moe_quantized_ {
   const moe_quantized_weight *weight; /* or NULL */
   moe_mx_side_ side; /* shapes; and where things lie, if MX */
-  moe_fp8_ format;
+  moe_element_format_ format;
   int64_t block, repeat;
   int64_t part;   /* the first that takes part: 1 with skip_gate */
   moe_dtype type; /* what code*float scale is rounded to */
 } moe_quantized_;
 
-MOE_FN moe_fp8_ moe_fp8_of_(moe_element element) {
-  const moe_element_format_ f = moe_element_format_of_(element);
-  const moe_fp8_ format = {23 - f.fraction,
-                           (uint32_t)(127 - f.bias) << 23,
-                           1u << f.fraction,
-                           f.max + 1,
-                           f.infinity ? f.infinity + 1 : f.max + 1,
-                           (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23};
-  return format;
-}
-
 MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts, int64_t columns) {
   const moe_mx_layout layout = w->scaling == MOE_WEIGHT_MX ? w->layout : MOE_MX_LAYOUT_PLAIN;
-  moe_mx_side_ s = moe_mx_side_of_shape_(layout, (int)moe_element_format_of_(w->element).bits, E, K, parts, columns);
+  moe_mx_side_ s = moe_mx_side_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
   s.scales = w->scales_layout;
   s.codes = (uint8_t *)(uintptr_t)w->codes;
   s.scale = (uint8_t *)(uintptr_t)w->scales;
@@ -39,7 +28,7 @@ MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype
   if (!w) return q;
   q.weight = w;
   q.side = moe_quantized_side_(w, E, K, parts, columns);
-  q.format = moe_fp8_of_(w->element);
+  q.format = moe_element_format_of_(w->element);
   q.block = w->block ? w->block : 256;
   q.repeat = w->repeat ? w->repeat : 1;
   q.part = skip_gate;
@@ -81,7 +70,7 @@ MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_wei
   if (!w) return MOE_OK;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)w->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "scaling", (int)w->scaling, MOE_WEIGHT_COLUMN_PER_EXPERT + 1));
-  const int bits = (int)moe_element_format_of_(w->element).bits;
+  const int bits = moe_element_format_of_(w->element).bits;
   if (w->scaling != MOE_WEIGHT_MX) {
     if (bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits under float scales");
     if (w->block < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block", "is negative");

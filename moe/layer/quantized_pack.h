@@ -22,8 +22,6 @@ MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
   return codes;
 }
 
-MOE_FN int moe_patch_wide_(const moe_weight_patch_ *p) { return p->q->side.bits == 8; }
-
 /* ------------------------------------------------------------------------------------------------- any layout of MX */
 
 /* An element of K along the columns of a part. */
@@ -86,7 +84,7 @@ MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
   codes.scale = scale;
   codes.stride = codes.scale_stride = row_bytes;
   codes.scale_each = 1;
-  p->kernels->pack_codes_rows[moe_patch_wide_(p)](panel, &codes);
+  p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
 }
 
 /* ------------------------------------------------------------------------------------- MX, elements of K side by side */
@@ -128,12 +126,12 @@ MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
   if (p->across) {
     codes.scale = moe_mx_scale_at_(s, &at);
     codes.scale_stride = moe_mx_column_scales_(s);
-    p->kernels->pack_codes_rows[moe_patch_wide_(p)](panel, &codes);
+    p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
     return;
   }
   codes.plain_scales = moe_patch_scales_(p, scale);
   codes.scale = scale;
-  p->kernels->pack_codes_columns[moe_patch_wide_(p)](panel, &codes);
+  p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
 }
 
 /* --------------------------------------------------------------------------------------------------------- float scales */
