@@ -27,6 +27,7 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
   r.format = moe_element_format_of_(rounding->element);
   r.rule = rounding->scale_rule;
   r.cast = moe_cast_of_(rounding->element, rounding->cast);
+  r.cast.infinity = moe_cast_of_(rounding->element, 0).infinity; /* saturating is for numbers */
   return r;
 }
 
