@@ -217,7 +217,7 @@ static void test_every_rounding(void **state) {
     o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN};
     struct problem p;
     use_isa_number(i);
-    open_routed(&p, &o, &rng, i % 2);
+    open_routed(&p, &o, &rng, i % 2 == 1);
     check_by_hand(&p);
     close_problem(&p);
   }
