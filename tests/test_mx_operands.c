@@ -117,7 +117,7 @@ static void swap_bytes(void *a, void *b, size_t bytes) {
 /* An expert's blocks need not be neighbours, nor in the order of experts. */
 static void shuffle_blocks(struct problem *p, uint64_t *rng) {
   static const int id[] = {PT_TOKEN_IDS, PT_BLOCK_EXPERT, PT_CONDITIONS};
-  for (int64_t b = p->N - 1; b > 0; b--) {
+  for (int64_t b = p->N - 1; b > 0 && !p->o.dropping; b--) {
     const int64_t other = test_random_range(rng, 0, b);
     for (int i = 0; i < 3 && other != b; i++) {
       const size_t bytes = i == 0 ? 4 * (size_t)p->o.B : 4;
@@ -183,10 +183,10 @@ static void check_by_hand(struct problem *p) {
 /* Which operands: bit 0 activations, 1 weights, 2 gradients, 3 weight_grads. */
 static moe_mx_operands operands(uint64_t *rng, int64_t which) {
   moe_mx_operands mx = all_operands(rng);
-  mx.activations.enabled = which & 1;
-  mx.weights.enabled = which >> 1 & 1;
-  mx.gradients.enabled = which >> 2 & 1;
-  mx.weight_grads = which >> 3 & 1;
+  mx.activations.enabled = (which & 1) != 0;
+  mx.weights.enabled = (which & 2) != 0;
+  mx.gradients.enabled = (which & 4) != 0;
+  mx.weight_grads = (which & 8) != 0;
   return mx;
 }
 
@@ -295,6 +295,433 @@ static void test_rows(void **state) {
   test_use_best_isa();
 }
 
+/* ------------------------------------------------------------------------- the library on operands rounded beforehand */
+
+static const moe_mx_operands no_operands;
+
+/* Everything that problem_options_random turns on, in shapes with groups of all lengths. */
+static struct problem_options any_options(uint64_t seed, moe_dtype dtype, uint64_t *rng) {
+  static const int64_t hidden[] = {1, 31, 32, 33, 64, 95, 130, 256}, intermediate[] = {5, 33, 40, 100, 130, 300, 32, 63};
+  struct problem_options o = problem_options_random(seed, dtype);
+  o.H = hidden[test_random_range(rng, 0, 7)], o.I = intermediate[test_random_range(rng, 0, 7)];
+  problem_options_settle(&o);
+  return o;
+}
+
+static void round_weights(struct problem *q, const moe_mx_rounding *r, int backward) {
+  const struct problem_options *o = &q->o;
+  if (backward) {
+    round_tensor(q, PT_GATE_UP_WEIGHT, r, o->E * o->H * 2, o->I, 1, NULL);
+    round_tensor(q, PT_DOWN_WEIGHT, r, o->E * o->I, o->H, 1, NULL);
+  } else {
+    round_tensor(q, PT_GATE_UP_WEIGHT, r, o->E, o->H, 2 * o->I, NULL);
+    round_tensor(q, PT_DOWN_WEIGHT, r, o->E, o->I, o->H, NULL);
+  }
+}
+
+static void test_weights_beforehand(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 41 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(40, 5); i++) {
+    struct problem_options o = any_options(70000 + (uint64_t)i, dtype, &rng);
+    o.save_gate_up = 1;
+    o.mx.weights = random_rounding(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    open_copy(&q, &p, &no_operands);
+    round_weights(&q, &o.mx.weights, 0);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    expect_same_outputs(&p, &q, PROBLEM_FORWARD, "that of weights rounded beforehand");
+    copy_tensor(&q, &p, PT_GATE_UP_WEIGHT), copy_tensor(&q, &p, PT_DOWN_WEIGHT);
+    round_weights(&q, &o.mx.weights, 1);
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&p, &q, PROBLEM_BACKWARD, "that of weights rounded beforehand");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+static void test_hidden_states_beforehand(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 42 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(20, 3); i++) {
+    struct problem_options o = any_options(71000 + (uint64_t)i, dtype, &rng);
+    o.save_gate_up = 1;
+    o.mx.activations = random_rounding(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    open_copy(&q, &p, &no_operands);
+    round_tensor(&q, PT_HIDDEN_STATES, &o.mx.activations, o.T, o.H, 1, NULL);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    expect_same(&p, &q, PT_GATE_UP_CHECKPOINT, "that of hidden states rounded beforehand");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* Without weight_grads, dY is rounded on its way to dm0 only, and dg, du on theirs to dX. */
+static void test_gradients_apart(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 43 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(30, 5); i++) {
+    struct problem_options o = any_options(72000 + (uint64_t)i, dtype, &rng);
+    const int pre = o.layer.affinity_mode == MOE_AFFINITY_PRE_SCALE || o.layer.affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+    o.mx.gradients = random_rounding(&rng);
+    struct problem p, plain, rounded;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    call(&p, PROBLEM_FORWARD);
+    open_copy(&plain, &p, &no_operands), open_copy(&rounded, &p, &no_operands);
+    round_tensor(&rounded, PT_OUTPUT_GRAD, &o.mx.gradients, o.T, o.H, 1, NULL);
+    call(&p, PROBLEM_BACKWARD), call(&plain, PROBLEM_BACKWARD), call(&rounded, PROBLEM_BACKWARD);
+    expect_same(&p, &plain, PT_DOWN_WEIGHT_GRAD, "that of plain operands");
+    expect_same(&p, &plain, PT_DOWN_BIAS_GRAD, "that of plain operands");
+    expect_same(&p, &rounded, PT_GATE_UP_WEIGHT_GRAD, "that of a rounded output gradient");
+    expect_same(&p, &rounded, PT_GATE_UP_BIAS_GRAD, "that of a rounded output gradient");
+    if (o.save_down && o.affinity_option == MOE_AFFINITY_OPTION_ON_H)
+      expect_same(&p, &plain, PT_AFFINITIES_GRAD, "that of plain operands");
+    else if (!pre && !o.expert_bias)
+      expect_same(&p, &rounded, PT_AFFINITIES_GRAD, "that of a rounded output gradient");
+    close_problem(&p), close_problem(&plain), close_problem(&rounded);
+  }
+  test_use_best_isa();
+}
+
+/* Activations have no part in a backward that has its checkpoint, and weight_grads alone rounds nothing. */
+static void test_nothing_to_round(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 44 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(12, 2); i++) {
+    struct problem_options o = any_options(73000 + (uint64_t)i, dtype, &rng);
+    moe_mx_operands mx = {0};
+    struct problem p, q;
+    o.save_gate_up = 1;
+    open_routed(&p, &o, &rng, 0);
+    call(&p, PROBLEM_FORWARD);
+    if (i % 2) mx.weight_grads = 1;
+    else mx.activations = random_rounding(&rng);
+    mx.gradients.element = (moe_element)-1, mx.gradients.scale_rule = (moe_scale_rule)77, mx.gradients.cast = 99; /* off */
+    open_copy(&q, &p, &mx);
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&q, &p, PROBLEM_BACKWARD, "that of plain operands");
+    close_problem(&p), close_problem(&q);
+  }
+}
+
+static void test_recomputed(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 45 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(40, 5); i++) {
+    struct problem_options o = any_options(74000 + (uint64_t)i, dtype, &rng);
+    o.mx = all_operands(&rng);
+    o.save_gate_up = 1;
+    if (i % 4 == 0) o.H = 512, o.I = 36, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_STRIDED_X4;
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 1);
+    call(&p, PROBLEM_FORWARD);
+    open_copy(&q, &p, &o.mx);
+    q.o.save_gate_up = 0;
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&q, &p, PROBLEM_BACKWARD, "that with its checkpoint");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------------- quantised weights */
+
+struct quantized_layer {
+  moe_quantized_weight gate_up, down;
+  void *packed[2];
+  size_t packed_bytes[2];
+};
+
+/* [rows,columns] of every expert, in groups down its columns. */
+static moe_quantized_weight quantize(const struct problem *p, int id, const moe_mx_rounding *r, int64_t rows,
+                                     int64_t columns) {
+  const test_tensor t = problem_typed(p, id);
+  const int64_t line = elements[r->element].bits == 4 ? (rows + 1) / 2 : rows, groups = (rows + 31) / 32;
+  uint8_t *codes = malloc((size_t)(p->o.E * columns * line)), *scales = malloc((size_t)(p->o.E * columns * groups));
+  for (int64_t e = 0; e < p->o.E; e++) {
+    const moe_quantize_mx_args args = {
+        .element = r->element, .scale_rule = r->scale_rule, .cast = r->cast, .dtype = t.dtype, .rows = rows,
+        .columns = columns, .transposed = 1, .codes = codes + e * columns * line, .scales = scales + e * columns * groups,
+        .plain = (const char *)t.data + (size_t)(e * rows * columns) * moe_dtype_size(t.dtype)};
+    assert_int_equal(moe_quantize_mx(NULL, &args), MOE_OK);
+  }
+  return (moe_quantized_weight){.element = r->element, .codes = codes, .scales = scales};
+}
+
+static void pack(const struct problem *p, struct quantized_layer *w, int down) {
+  moe_pack_weights_args args = {.layout = down ? MOE_PACK_DOWN : p->o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
+                                .E = p->o.E, .rows = down ? p->o.I : p->o.H, .columns = down ? p->o.H : p->o.I,
+                                .quantized = down ? &w->down : &w->gate_up};
+  typedef moe_status (*packer)(moe_context *, const moe_pack_weights_args *);
+  typedef moe_status (*sizer)(moe_context *, const moe_pack_weights_args *, size_t *);
+  static const packer packs[] = {NULL, moe_pack_weights_f32, moe_pack_weights_bf16, moe_pack_weights_fp16};
+  static const sizer sizes[] = {NULL, moe_pack_weights_f32_size, moe_pack_weights_bf16_size, moe_pack_weights_fp16_size};
+  assert_int_equal(sizes[p->o.dtype](NULL, &args, &args.packed_bytes), MOE_OK);
+  args.packed_bytes = (args.packed_bytes + 63) / 64 * 64;
+  args.packed = w->packed[down] = aligned_alloc(64, args.packed_bytes);
+  w->packed_bytes[down] = args.packed_bytes;
+  assert_int_equal(packs[p->o.dtype](NULL, &args), MOE_OK);
+}
+
+static void free_quantized(struct quantized_layer *w) {
+  free((void *)(uintptr_t)w->gate_up.codes), free((void *)(uintptr_t)w->gate_up.scales);
+  free((void *)(uintptr_t)w->down.codes), free((void *)(uintptr_t)w->down.scales);
+  free(w->packed[0]), free(w->packed[1]);
+}
+
+static void quantize_layer(moe_blockwise_layer *l, const struct quantized_layer *w) {
+  l->gate_up_proj_weight = l->down_proj_weight = NULL;
+  l->quantized_gate_up_weight = &w->gate_up, l->quantized_down_weight = &w->down;
+  l->packed_gate_up_weight = w->packed[0], l->packed_down_weight = w->packed[1];
+  l->packed_gate_up_bytes = w->packed_bytes[0], l->packed_down_bytes = w->packed_bytes[1];
+}
+
+static void call_quantized(struct problem *p, enum problem_op op, const struct quantized_layer *w) {
+  moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+  struct problem_args args;
+  problem_make_args(p, &args);
+  quantize_layer(&args.forward.layer, w);
+  quantize_layer(&args.backward.layer, w);
+  if (problem_call(op, &ctx, &args) != MOE_OK) fail_msg("%s: %s", problem_op_name(op), ctx.message);
+}
+
+/* A quantised weight is the plain one rounded once; mx.weights rounds it again in the backward only. */
+static void test_quantized(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 46 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(24, 4); i++) {
+    struct problem_options o = any_options(75000 + (uint64_t)i, dtype, &rng);
+    const moe_mx_rounding stored = random_rounding(&rng);
+    struct quantized_layer w = {0};
+    struct problem p, q;
+    o.mx.weights = random_rounding(&rng);
+    o.save_gate_up = 1;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    w.gate_up = quantize(&p, PT_GATE_UP_WEIGHT, &stored, o.H, 2 * o.I);
+    w.down = quantize(&p, PT_DOWN_WEIGHT, &stored, o.I, o.H);
+    if (i % 2) pack(&p, &w, 0), pack(&p, &w, 1);
+    open_copy(&q, &p, &no_operands);
+    round_weights(&q, &stored, 0);
+    call_quantized(&p, PROBLEM_FORWARD, &w), call(&q, PROBLEM_FORWARD);
+    expect_same_outputs(&p, &q, PROBLEM_FORWARD, "that of the weight it stands for");
+    if (i % 3 == 0) p.o.save_gate_up = 0; /* recomputed: as the forward */
+    round_weights(&q, &o.mx.weights, 1);
+    call_quantized(&p, PROBLEM_BACKWARD, &w), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&p, &q, PROBLEM_BACKWARD, "that of the weight it stands for, rounded across");
+    free_quantized(&w);
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------- the same bits everywhere */
+
+static void run_step(struct problem *p, int32_t threads, moe_schedule schedule) {
+  struct test_pool pool = {.seed = p->o.seed + (uint64_t)threads};
+  moe_context ctx = {.num_threads = threads,
+                     .schedule = schedule,
+                     .parallel_for = test_pool_parallel_for,
+                     .parallel_for_user = &pool};
+  enum problem_op op;
+  char text[700];
+  if (problem_run_all(p, &ctx, &op) == MOE_OK) return;
+  describe(p, text, sizeof text);
+  fail_msg("%s: %s\nrepro: %s", problem_op_name(op), ctx.message, text);
+}
+
+static struct problem_options step_options(int64_t i, moe_dtype dtype, uint64_t *rng) {
+  struct problem_options o = i % 5 == 4 ? problem_options_long(76000 + (uint64_t)i, dtype, (int)(i / 5 % PROBLEM_LONG_SHAPES))
+                                        : problem_options_random(76000 + (uint64_t)i, dtype);
+  o.mx = operands(rng, i % 2 ? 15 : test_random_range(rng, 0, 15));
+  if (i % 10 == 0) o.H = 512, o.I = 36, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_STRIDED_X4;
+  if (i % 10 == 3) o.H = 96, o.I = 64, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_WRAPX;
+  return o;
+}
+
+static void test_bits(void **state) {
+  static const int32_t threads[] = {1, 2, 3, 7};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 47 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(50, 6); i++) {
+    const struct problem_options o = step_options(i, dtype, &rng);
+    struct problem p, q;
+    assert_true(problem_open(&p, &o, NULL, NULL) && problem_open(&q, &o, NULL, NULL));
+    assert_true(test_use_isa(MOE_ISA_SCALAR));
+    run_step(&p, 1, MOE_SCHEDULE_PING_PONG);
+    for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+      const int64_t n = i + isa;
+      if (!test_use_isa(isa)) continue;
+      run_step(&q, threads[n % 4], (moe_schedule)(n % 3));
+      for (int id = 0; id < PT_COUNT; id++) expect_same(&q, &p, id, "scalar's on one thread");
+    }
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* NaN and infinity in one token: no other's output changes. */
+static void test_nan_stays(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 48 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(16, 4); i++) {
+    struct problem_options o = plain_options(77000 + (uint64_t)i, dtype, 70, 40);
+    o.T = 30;
+    o.mx = all_operands(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&q, &p, &o.mx);
+    test_tensor x = problem_typed(&q, PT_HIDDEN_STATES), y = problem_typed(&q, PT_OUTPUT);
+    test_tensor_set(&x, 11 * o.H + 3, (double)NAN), test_tensor_set(&x, 11 * o.H + 50, HUGE_VAL);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    assert_true(isnan(test_tensor_get(&y, 11 * o.H)) || o.layer.activation == MOE_ACT_RELU || o.layer.activation == MOE_ACT_SQUARED_RELU);
+    const size_t row = problem_tensor_bytes(&q, PT_OUTPUT) / (size_t)problem_output_rows(&o);
+    memcpy(q.tensor[PT_OUTPUT].data + 11 * row, p.tensor[PT_OUTPUT].data + 11 * row, row);
+    expect_same(&q, &p, PT_OUTPUT, "that without a NaN in token 11");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------------- memory and errors */
+
+/* Exactly workspace_size bytes against an inaccessible page, full of NaN. */
+static void test_workspace(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 49 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(40, 6); i++) {
+    struct problem_options o = step_options(i, dtype, &rng);
+    struct problem p, q;
+    if (i % 5 != 4) o.mx = all_operands(&rng);
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&q, &p, &o.mx);
+    for (int op = PROBLEM_FORWARD; op <= PROBLEM_BACKWARD; op++) {
+      moe_context ctx = {.num_threads = (int32_t)(1 + i % 3)};
+      struct problem_args args;
+      size_t bytes = 0;
+      problem_make_args(&q, &args);
+      assert_int_equal(problem_workspace_size((enum problem_op)op, &ctx, &args, &bytes), MOE_OK);
+      struct guarded g = guard_alloc(bytes, i % 2 ? GUARD_AFTER : GUARD_BEFORE);
+      assert_non_null(g.data);
+      memset(g.data, 0xff, bytes);
+      problem_set_workspace((enum problem_op)op, &args, g.data, bytes - 1);
+      assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), MOE_ERROR_WORKSPACE);
+      problem_set_workspace((enum problem_op)op, &args, g.data, bytes);
+      assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), MOE_OK);
+      guard_free(&g);
+      call(&p, (enum problem_op)op);
+    }
+    for (int id = 0; id < PT_COUNT; id++) expect_same(&q, &p, id, "that in other memory");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* Both functions refuse these operands and write nothing; the message names what is wrong. */
+static void refused(struct problem *p, const moe_mx_operands *mx, moe_status status, const char *name) {
+  for (int op = PROBLEM_FORWARD; op <= PROBLEM_BACKWARD; op++) {
+    moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+    struct problem_args args;
+    struct problem before;
+    size_t bytes = 0;
+    open_copy(&before, p, &p->o.mx);
+    p->o.mx = *mx;
+    problem_make_args(p, &args);
+    assert_int_equal(problem_workspace_size((enum problem_op)op, &ctx, &args, &bytes), status);
+    assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), status);
+    if (strstr(ctx.message, name) == NULL) fail_msg("\"%s\" does not name %s", ctx.message, name);
+    for (int id = 0; id < PT_COUNT; id++) expect_same(p, &before, id, "that before an error");
+    close_problem(&before);
+  }
+}
+
+static void test_bad_operands(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  struct problem_options o = plain_options(78000, dtype, 64, 32);
+  struct problem p;
+  uint64_t rng = 50;
+  open_routed(&p, &o, &rng, 0);
+#define REFUSED(field, value, name)                          \
+  do {                                                       \
+    moe_mx_operands mx = all_operands(&rng);                 \
+    mx.field = (value);                                      \
+    refused(&p, &mx, MOE_ERROR_INVALID_OPTION, name);        \
+  } while (0)
+#define REFUSED_EACH(field, value)                    \
+  REFUSED(activations.field, value, "mx.activations"); \
+  REFUSED(weights.field, value, "mx.weights");         \
+  REFUSED(gradients.field, value, "mx.gradients")
+  REFUSED_EACH(enabled, 2);
+  REFUSED_EACH(enabled, -1);
+  REFUSED_EACH(element, (moe_element)ELEMENTS);
+  REFUSED_EACH(element, (moe_element)-1);
+  REFUSED_EACH(scale_rule, (moe_scale_rule)RULES);
+  REFUSED_EACH(scale_rule, (moe_scale_rule)-1);
+  REFUSED_EACH(cast, 4);
+  REFUSED_EACH(cast, 0x80000000u);
+  REFUSED(weight_grads, 2, "mx.weight_grads");
+  REFUSED(weight_grads, -1, "mx.weight_grads");
+  REFUSED(activation_layout, (moe_mx_layout)LAYOUTS, "mx.activation_layout");
+  REFUSED(activation_layout, (moe_mx_layout)-1, "mx.activation_layout");
+  close_problem(&p);
+}
+
+/* H for x with two parts, I for m with one. */
+static void test_bad_layouts(void **state) {
+  static const struct {
+    int64_t H, I;
+    moe_mx_layout layout;
+  } bad[] = {{256, 32, MOE_MX_LAYOUT_NKI_STRIDED_X4}, {512, 34, MOE_MX_LAYOUT_NKI_STRIDED_X4},
+             {516, 32, MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4}, {512, 2, MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4},
+             {48, 32, MOE_MX_LAYOUT_NKI_WRAPX}, {64, 36, MOE_MX_LAYOUT_NKI_WRAPX},
+             {31, 32, MOE_MX_LAYOUT_NKI_WRAPX_WHOLE}, {64, 31, MOE_MX_LAYOUT_NKI_WRAPX_WHOLE},
+             {33, 32, MOE_MX_LAYOUT_NKI_1X32}, {64, 40, MOE_MX_LAYOUT_NKI_1X32}, {40, 32, MOE_MX_LAYOUT_GPT_OSS},
+             {64, 16, MOE_MX_LAYOUT_GPT_OSS}, {16, 32, MOE_MX_LAYOUT_GGML}, {64, 8, MOE_MX_LAYOUT_GGML}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    struct problem_options o = plain_options(79000 + i, dtype, bad[i].H, bad[i].I);
+    uint64_t rng = i;
+    moe_mx_operands mx = all_operands(&rng);
+    struct problem p;
+    open_routed(&p, &o, &rng, 0);
+    mx.activation_layout = bad[i].layout;
+    refused(&p, &mx, MOE_ERROR_INVALID_SHAPE, "");
+    mx.activations.enabled = 0; /* then the layout has no say */
+    p.o.mx = mx;
+    call(&p, PROBLEM_FORWARD);
+    close_problem(&p);
+  }
+}
+
+static void test_packed_weights(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int which = 0; which < 2; which++) {
+    struct problem_options o = plain_options(79500, dtype, 40, 36);
+    moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+    struct problem_args args;
+    struct problem p, before;
+    uint64_t rng = 51;
+    o.mx.weights = random_rounding(&rng);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&before, &p, &o.mx);
+    problem_make_args(&p, &args);
+    *(which ? &args.forward.layer.packed_down_weight : &args.forward.layer.packed_gate_up_weight) = &p;
+    assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_ERROR_INVALID_OPTION);
+    assert_non_null(strstr(ctx.message, "mx.weights"));
+    for (int id = 0; id < PT_COUNT; id++) expect_same(&p, &before, id, "that before an error");
+    close_problem(&p), close_problem(&before);
+  }
+}
+
 int main(void) {
   static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
 #define EACH_DTYPE(test)                                                                                   \
@@ -303,7 +730,10 @@ int main(void) {
   }
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_by_hand), EACH_DTYPE(test_every_rounding), EACH_DTYPE(test_long_shapes), EACH_DTYPE(test_layouts),
-      EACH_DTYPE(test_rows),
+      EACH_DTYPE(test_rows), EACH_DTYPE(test_weights_beforehand), EACH_DTYPE(test_hidden_states_beforehand),
+      EACH_DTYPE(test_gradients_apart), EACH_DTYPE(test_nothing_to_round), EACH_DTYPE(test_recomputed),
+      EACH_DTYPE(test_quantized), EACH_DTYPE(test_bits), EACH_DTYPE(test_nan_stays), EACH_DTYPE(test_workspace),
+      EACH_DTYPE(test_bad_operands), EACH_DTYPE(test_bad_layouts), EACH_DTYPE(test_packed_weights),
   };
   return cmocka_run_group_tests_name("mx operands", tests, NULL, NULL);
 }

@@ -11,11 +11,13 @@ typedef struct moe_mx_round_ {
 } moe_mx_round_;
 
 MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
-  if (rounding->enabled < 0 || rounding->enabled > 1 || (int)rounding->element < 0 ||
-      (int)rounding->element >= MOE_ELEMENT_COUNT_ || (int)rounding->scale_rule < 0 ||
-      rounding->scale_rule > MOE_SCALE_NEAREST)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has a field outside its enum");
-  return moe_check_cast_(ctx, rounding->cast);
+  MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
+  if (!rounding->enabled) return MOE_OK;
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_NEAREST + 1));
+  if (rounding->cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits in its cast");
+  return MOE_OK;
 }
 
 MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
