@@ -74,15 +74,14 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   const int64_t rows = moe_mul_(l->N, l->B), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
-  backward->recomputed = backward->args->gate_up_proj_act_checkpoint_T
-                             ? NULL
-                             : moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size));
+  const int recompute = !backward->args->gate_up_proj_act_checkpoint_T;
+  backward->recomputed = recompute ? moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size)) : NULL;
   backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
   backward->output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
-  backward->hidden = backward->recomputed ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
+  backward->hidden = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
   const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_FEW * MOE_BIAS_SUMS_;
