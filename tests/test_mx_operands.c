@@ -91,17 +91,16 @@ static void expect_same_outputs(const struct problem *p, const struct problem *q
     if (p->tensor[id].writers & (1u << op)) expect_same(p, q, id, what);
 }
 
-/* Magnitudes further apart, so that groups differ in scale; `odd`: infinities, NaN and numbers at the end of the range. */
+/* Magnitudes so far apart that it shows which of them share a scale; `odd`: infinities, NaN and numbers at the end of the range. */
 static void spread(struct problem *p, int id, uint64_t *rng, int odd) {
   test_tensor t = problem_typed(p, id);
-  for (int64_t i = 0; i < t.count; i++) {
-    const double x = test_tensor_get(&t, i);
-    if (test_random_chance(rng, 16)) test_tensor_set(&t, i, ldexp(x, (int)test_random_range(rng, -4, 6)));
-    if (!odd || !test_random_chance(rng, 400)) continue;
-    const double end = test_dtype_max(t.dtype);
-    const double values[] = {HUGE_VAL, -HUGE_VAL, (double)NAN, end, -end, 0.97 * end, 0.5 * end};
-    test_tensor_set(&t, i, values[test_random_range(rng, 0, 6)]);
-  }
+  const int most = t.dtype == MOE_DTYPE_FP16 ? 8 : 12;
+  const double end = test_dtype_max(t.dtype), values[] = {HUGE_VAL, -HUGE_VAL, (double)NAN, end, -end, 0.97 * end};
+  for (int64_t i = 0; i < t.count; i++)
+    if (test_random_chance(rng, 40))
+      test_tensor_set(&t, i, ldexp(test_tensor_get(&t, i), (int)test_random_range(rng, -6, most)));
+  for (int i = 0; i < 4 && odd; i++) /* few: one in a weight spoils all rows of its expert */
+    test_tensor_set(&t, test_random_range(rng, 0, t.count - 1), values[test_random_range(rng, 0, 5)]);
 }
 
 static void spread_all(struct problem *p, uint64_t *rng, int odd) {
@@ -219,7 +218,7 @@ static void test_every_rounding(void **state) {
     o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN};
     struct problem p;
     use_isa_number(i);
-    open_routed(&p, &o, &rng, i % 2 == 1);
+    open_routed(&p, &o, &rng, test_random_chance(&rng, 4));
     check_by_hand(&p);
     close_problem(&p);
   }
@@ -251,12 +250,12 @@ static void test_long_shapes(void **state) {
 /* Groups of the elements that a weight's groups hold in the device's layouts. */
 static void test_layouts(void **state) {
   static const int64_t shape[LAYOUTS][3][2] = {
-      {{1, 1}, {70, 33}, {33, 70}},    {{512, 4}, {1024, 36}, {512, 516}}, {{512, 4}, {1024, 12}, {512, 36}},
+      {{1, 1}, {70, 33}, {33, 70}},    {{512, 4}, {512, 516}, {1024, 36}}, {{512, 4}, {512, 36}, {1024, 12}},
       {{32, 384}, {384, 64}, {96, 896}}, {{32, 384}, {384, 64}, {96, 896}},  {{32, 64}, {160, 32}, {96, 96}},
       {{32, 64}, {160, 32}, {96, 96}}, {{32, 64}, {160, 32}, {96, 96}}};
   const moe_dtype dtype = *(const moe_dtype *)*state;
   uint64_t rng = 34 + (uint64_t)dtype;
-  for (int64_t i = 0; i < LAYOUTS * 3; i += test_cases(1, 4)) {
+  for (int64_t i = 0; i < LAYOUTS * 3; i += test_cases(1, 2)) {
     const int64_t *s = shape[i / 3][i % 3];
     struct problem_options o = plain_options(63000 + (uint64_t)i, dtype, s[0], s[1]);
     o.T = 12, o.E = s[0] > 500 ? 1 : 2;
@@ -265,7 +264,7 @@ static void test_layouts(void **state) {
     problem_options_settle(&o);
     struct problem p;
     use_isa_number(i);
-    open_routed(&p, &o, &rng, i % 3 == 1);
+    open_routed(&p, &o, &rng, 0);
     check_by_hand(&p);
     close_problem(&p);
   }
