@@ -1,5 +1,5 @@
-/* mx_layer_oracle.h: the blockwise layer with rounded operands by its definition in moe.h: operands rounded by the oracle,
-   products of plain floats by moe_grouped_gemm_dw_*, everything else written out. Without clamping. */
+/* mx_layer_oracle.h: the blockwise layer with rounded operands by its definition in moe.h: operands rounded by the
+   oracle, products of plain floats by moe_grouped_gemm_dw_*, everything else written out. Without clamping. */
 #ifndef MOE_TEST_MX_LAYER_ORACLE_H
 #define MOE_TEST_MX_LAYER_ORACLE_H
 
@@ -146,7 +146,8 @@ static inline void oracle_rows(struct oracle_layer *l) {
 
 static inline struct oracle_layer oracle_layer_of(const struct problem *p) {
   const moe_affinity_mode mode = p->o.layer.affinity_mode;
-  struct oracle_layer l = {.p = p, .mx = &p->o.mx, .dtype = p->o.dtype, .T = p->o.T, .H = p->o.H, .I = p->o.I, .E = p->o.E};
+  struct oracle_layer l = {
+      .p = p, .mx = &p->o.mx, .dtype = p->o.dtype, .T = p->o.T, .H = p->o.H, .I = p->o.I, .E = p->o.E};
   l.inner = l.dtype == MOE_DTYPE_BF16 ? MOE_DTYPE_BF16 : MOE_DTYPE_F32;
   l.slots = p->N * p->o.B;
   l.first = (int64_t *)oracle_take(l.E + 1, 8), l.token = (int64_t *)oracle_take(l.slots, 8);
@@ -173,7 +174,8 @@ static inline float *oracle_gather(const struct oracle_layer *l, const float *x)
 }
 
 /* Every expert's rows x [rows,k] times its own w [k,n]. */
-static inline float *oracle_experts(const struct oracle_layer *l, const float *x, const float *w, int64_t k, int64_t n) {
+static inline float *oracle_experts(const struct oracle_layer *l, const float *x, const float *w, int64_t k,
+                                    int64_t n) {
   float *y = oracle_floats(l->rows * n);
   for (int64_t e = 0; e < l->E; e++) {
     const int64_t first = l->first[e], rows = l->first[e + 1] - first;
@@ -205,7 +207,8 @@ static inline void oracle_unit(const struct oracle_layer *l, const float *g, con
 }
 
 /* g and u, apart, from c [rows,2,I]. */
-static inline void oracle_pre_activations(const struct oracle_layer *l, const float *c, float *g, float *u, float *saved) {
+static inline void oracle_pre_activations(const struct oracle_layer *l, const float *c, float *g, float *u,
+                                          float *saved) {
   const float *bias = l->p->o.expert_bias ? problem_floats(l->p, PT_GATE_UP_BIAS) : NULL;
   for (int64_t e = 0; e < l->E; e++)
     for (int64_t r = l->first[e]; r < l->first[e + 1]; r++)
