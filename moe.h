@@ -66,6 +66,7 @@
        forward   R*(I*s + 21) bytes, with R <= 8*E also R*H*4, and 3.5 MiB per thread;
        backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more,
                  and per thread 0.5 MiB and the largest of 3 MiB, 512*R + 1 MiB, 2 MiB + 4*T;
+       with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
      and a few KiB for each expert, block and chunk of 2048 tokens. */
 #ifndef MOE_H
 #define MOE_H
@@ -598,7 +599,7 @@ typedef struct moe_layer_config {
   moe_affinity_mode affinity_mode;
 } moe_layer_config;
 
-/* Rounding to MX: v becomes what moe_dequantize_mx makes of what moe_quantize_mx makes of it. */
+/* Rounding to MX: v becomes what moe_dequantize_mx makes, in v's own type, of what moe_quantize_mx makes of it. */
 typedef struct moe_mx_rounding {
   int enabled;               /* 0: not, and nothing else is looked at */
   moe_element element;

@@ -1,409 +1,750 @@
-/* test_mx_operands: products whose operands are rounded to MX (moe_blockwise_layer.mx) against the same products of operands
-   rounded beforehand by the definitions of support/mx_quantize_oracle.h; the same bits everywhere; bad input. */
+/* test_mx_operands: moe_blockwise_layer.mx against the layer written out with operands rounded by the oracle, and
+   against the library's own calls on operands that the oracle rounded beforehand; to the bit. */
 #include "support/test.h"
 
-#include <math.h>
-
-#include "support/mx_quantize_oracle.h"
+#include "support/guard.h"
+#include "support/mx_layer_oracle.h"
 #include "support/pool.h"
-#include "support/problem.h"
 
-/* n elements, `stride` apart, to their MX values; index: which element stands at a position, or NULL. */
-static void round_line(const moe_mx_rounding *r, float *x, int64_t stride, int64_t n, const int64_t *index) {
-  const struct element *f = &elements[r->element];
-  float *line = malloc((size_t)n * sizeof *line);
-  uint8_t *codes = malloc((size_t)n), *scales = malloc((size_t)(n + 31) / 32);
-  assert_true(line && codes && scales);
-  for (int64_t i = 0; i < n; i++) line[i] = x[(index ? index[i] : i) * stride];
-  mx_quantize_line(f, (int)r->scale_rule, r->cast, line, n, codes, scales);
-  for (int64_t i = 0; i < n; i++) {
-    const uint32_t bits = mx_dequantized(f, scales[i / 32], element_get(f, codes, i));
-    x[(index ? index[i] : i) * stride] = float_of(bits);
-  }
-  free(line), free(codes), free(scales);
+enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4, DTYPES = 3, LAYOUTS = MOE_MX_LAYOUT_GGML + 1 };
+
+/* ------------------------------------------------------------------------------------------------------------ cases */
+
+static moe_mx_rounding rounding_number(int64_t n) {
+  return (moe_mx_rounding){1, (moe_element)(n % ELEMENTS), (moe_scale_rule)(n / ELEMENTS % RULES),
+                           (uint32_t)(n / ELEMENTS / RULES % CASTS)};
 }
 
 static moe_mx_rounding random_rounding(uint64_t *rng) {
-  moe_mx_rounding r = {.enabled = 1};
-  r.element = (moe_element)test_random_range(rng, 0, ELEMENTS - 1);
-  r.scale_rule = (moe_scale_rule)test_random_range(rng, 0, MOE_SCALE_NEAREST);
-  r.cast = (uint32_t)test_random_range(rng, 0, 3) | MOE_CAST_SATURATE;
-  return r;
+  return rounding_number(test_random_range(rng, 0, ELEMENTS * RULES * CASTS - 1));
 }
 
-static float *to_f32(moe_dtype dtype, const void *from, int64_t n) {
-  float *x = malloc((size_t)n * sizeof *x);
-  assert_non_null(x);
-  if (dtype == MOE_DTYPE_F32) memcpy(x, from, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_to_f32(NULL, x, from, n), MOE_OK);
-  if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_to_f32(NULL, x, from, n), MOE_OK);
-  return x;
+static moe_mx_operands all_operands(uint64_t *rng) {
+  return (moe_mx_operands){random_rounding(rng), random_rounding(rng), random_rounding(rng), 1, MOE_MX_LAYOUT_PLAIN};
 }
 
-static void from_f32(moe_dtype dtype, void *to, float *x, int64_t n) {
-  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
-  if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
-  free(x);
-}
-
-static void call(const struct problem *p, moe_context *ctx, enum problem_op op, struct problem_args *args) {
-  size_t bytes = 0;
-  assert_int_equal(problem_workspace_size(op, ctx, args, &bytes), MOE_OK);
-  void *workspace = malloc(bytes);
-  assert_non_null(workspace);
-  problem_set_workspace(op, args, workspace, bytes);
-  if (problem_call(op, ctx, args) != MOE_OK) {
-    char text[400];
-    problem_describe(p, ctx, text, sizeof text);
-    fail_msg("%s: %s | %s", problem_op_name(op), ctx->message, text);
-  }
-  free(workspace);
-}
-
-static void run(struct problem *p, moe_context *ctx, const moe_mx_operands *forward, const moe_mx_operands *backward) {
-  for (int op = 0; op <= PROBLEM_BACKWARD; op++) {
-    struct problem_args args;
-    problem_make_args(p, &args);
-    if (forward) args.forward.layer.mx = *forward;
-    if (backward) args.backward.layer.mx = *backward;
-    call(p, ctx, (enum problem_op)op, &args);
-  }
-}
-
-static void assert_same(const struct problem *want, const struct problem *got, int from, const char *how) {
-  for (int i = from; i < PT_COUNT; i++) {
-    const unsigned char *a = want->tensor[i].data, *b = got->tensor[i].data;
-    if (memcmp(a, b, problem_tensor_bytes(got, i)) == 0) continue;
-    size_t at = 0;
-    while (a[at] == b[at]) at++;
-    char text[400];
-    problem_describe(got, NULL, text, sizeof text);
-    fail_msg("%s[%zu] differs (%s) | %s", got->tensor[i].name, at / (size_t)got->tensor[i].element, how, text);
-  }
-}
-
-static struct problem_options options(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
+/* What the oracle's layer knows, in a shape of the test's own. */
+static struct problem_options plain_options(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
   struct problem_options o = problem_options_random(seed, dtype);
-  o.H = H, o.I = I, o.nan_row = o.tiny_rows = 0;
-  if (H * I > 20000) o.E = 2, o.K = 1, o.T = 5, o.B = 4;
-  o.empty_expert = 0;
+  o.H = H, o.I = I;
+  o.save_gate_up = 1;
+  o.layer.clamp = 0;
+  o.capacity = 0;
+  o.accumulate = 0;
+  o.dropping = o.not_accumulating = o.accumulate_output = o.device_output_shape = o.save_down = o.nan_row = 0;
+  o.empty_expert = o.token_mask = 0;
   problem_options_settle(&o);
   return o;
 }
 
-static const int64_t sizes[] = {1, 5, 31, 32, 33, 40, 64, 100, 130, 160, 200, 300};
-enum { SIZES = sizeof sizes / sizeof *sizes };
+static void describe(const struct problem *p, char *text, size_t bytes) {
+  const moe_mx_operands *mx = &p->o.mx;
+  problem_describe(p, NULL, text, bytes);
+  const size_t n = strlen(text);
+  const moe_mx_rounding *r[] = {&mx->activations, &mx->weights, &mx->gradients};
+  snprintf(text + n, bytes - n, " mx={%d %d %d %u | %d %d %d %u | %d %d %d %u} weight_grads=%d layout=%d skip_gate=%d",
+           r[0]->enabled, (int)r[0]->element, (int)r[0]->scale_rule, r[0]->cast, r[1]->enabled, (int)r[1]->element,
+           (int)r[1]->scale_rule, r[1]->cast, r[2]->enabled, (int)r[2]->element, (int)r[2]->scale_rule, r[2]->cast,
+           mx->weight_grads, (int)mx->activation_layout, p->o.layer.skip_gate);
+}
 
-/* ---------------------------------------------------------------------------------------------------------- weights */
+static void call(struct problem *p, enum problem_op op) {
+  struct test_pool pool = {.seed = p->o.seed};
+  moe_context ctx = {.num_threads = (int32_t)(1 + p->o.seed % 3),
+                     .parallel_for = test_serial_parallel_for,
+                     .parallel_for_user = &pool};
+  char text[700];
+  if (problem_run(p, &ctx, op) == MOE_OK) return;
+  describe(p, text, sizeof text);
+  fail_msg("%s: %s\nrepro: %s", problem_op_name(op), ctx.message, text);
+}
 
-/* Gate and up [E,H,2,I] and down [E,I,H], along the axis that the forward contracts, or the backward. */
-static void round_weights(struct problem *p, const moe_mx_rounding *r, int backward) {
-  const struct problem_options *o = &p->o;
-  const int64_t n = o->E * o->H * o->I;
-  float *gate_up = to_f32(o->dtype, p->tensor[PT_GATE_UP_WEIGHT].data, 2 * n);
-  float *down = to_f32(o->dtype, p->tensor[PT_DOWN_WEIGHT].data, n);
-  for (int64_t e = 0; e < o->E; e++) {
-    float *g = gate_up + e * o->H * 2 * o->I, *d = down + e * o->I * o->H;
-    for (int64_t c = 0; c < 2 * o->I && !backward; c++) round_line(r, g + c, 2 * o->I, o->H, NULL);
-    for (int64_t h = 0; h < o->H && !backward; h++) round_line(r, d + h, o->H, o->I, NULL);
-    for (int64_t row = 0; row < 2 * o->H && backward; row++) round_line(r, g + row * o->I, 1, o->I, NULL);
-    for (int64_t i = 0; i < o->I && backward; i++) round_line(r, d + i * o->H, 1, o->H, NULL);
+static void fail_at(const struct problem *p, int id, int64_t i, const char *what) {
+  char text[700];
+  describe(p, text, sizeof text);
+  fail_msg("%s[%lld] differs from %s\nrepro: %s", p->tensor[id].name, (long long)i, what, text);
+}
+
+/* A tensor has the bits of these floats, rounded once. */
+static void expect(const struct problem *p, int id, const float *floats) {
+  const test_tensor actual = problem_typed(p, id);
+  test_tensor want = test_tensor_new(actual.dtype, actual.count);
+  for (int64_t i = 0; i < want.count; i++) oracle_put(&want, i, floats[i]);
+  const int64_t at = test_tensor_differs(&actual, &want);
+  if (at >= 0) {
+    print_message("%.9g, not %.9g\n", test_tensor_get(&actual, at), test_tensor_get(&want, at));
+    fail_at(p, id, at, "the oracle's");
   }
-  from_f32(o->dtype, p->tensor[PT_GATE_UP_WEIGHT].data, gate_up, 2 * n);
-  from_f32(o->dtype, p->tensor[PT_DOWN_WEIGHT].data, down, n);
+  test_tensor_free(&want);
 }
 
-static void test_weights(void **state) {
-  const moe_dtype dtype = *(const moe_dtype *)*state;
-  uint64_t rng = 7 + (uint64_t)dtype;
-  for (int64_t i = 0; i < test_cases(60, 6); i++) {
-    moe_mx_operands mx = {.weights = random_rounding(&rng)};
-    if (dtype == MOE_DTYPE_FP16) mx.weights.element = MOE_ELEMENT_E2M1, mx.weights.scale_rule = MOE_SCALE_OCP_FLOOR;
-    struct problem_options o = options(200 + (uint64_t)i, dtype, sizes[test_random_range(&rng, 0, SIZES - 1)],
-                                       sizes[test_random_range(&rng, 0, SIZES - 1)]);
-    const int backward = (int)(i & 1);
-    o.save_gate_up = 1;
-    problem_options_settle(&o);
-    struct problem want, got;
-    moe_context ctx = {.num_threads = 1};
-    assert_true(problem_open(&want, &o, NULL, NULL) && problem_open(&got, &o, NULL, NULL));
-    problem_fill(&want), problem_fill(&got);
-    run(&got, &ctx, backward ? NULL : &mx, backward ? &mx : NULL);
-    if (!backward) round_weights(&want, &mx.weights, 0);
-    run(&want, &ctx, NULL, NULL);
-    if (backward) {
-      struct problem_args args;
-      problem_make_args(&want, &args);
-      round_weights(&want, &mx.weights, 1);
-      problem_fill(&got), problem_fill(&want);
-      run(&got, &ctx, NULL, &mx);
-      for (int op = 0; op < PROBLEM_BACKWARD; op++) problem_make_args(&want, &args), call(&want, &ctx, (enum problem_op)op, &args);
-      round_weights(&want, &mx.weights, 1);
-      problem_make_args(&want, &args);
-      call(&want, &ctx, PROBLEM_BACKWARD, &args);
-      assert_same(&want, &got, PT_GATE_UP_CHECKPOINT, "backward");
-    } else {
-      for (int t = PT_GATE_UP_CHECKPOINT; t <= PT_OUTPUT; t++)
-        if (memcmp(want.tensor[t].data, got.tensor[t].data, problem_tensor_bytes(&got, t)) != 0)
-          fail_msg("%s differs, case %lld", got.tensor[t].name, (long long)i);
-    }
-    problem_close(&want, NULL, NULL), problem_close(&got, NULL, NULL);
+static void expect_same(const struct problem *p, const struct problem *q, int id, const char *what) {
+  const unsigned char *a = p->tensor[id].data, *b = q->tensor[id].data;
+  int64_t at = 0;
+  if (memcmp(a, b, problem_tensor_bytes(p, id)) == 0) return;
+  while (a[at] == b[at]) at++;
+  fail_at(p, id, at / p->tensor[id].element, what);
+}
+
+static void expect_same_outputs(const struct problem *p, const struct problem *q, enum problem_op op,
+                                const char *what) {
+  for (int id = 0; id < PT_COUNT; id++)
+    if (p->tensor[id].writers & (1u << op)) expect_same(p, q, id, what);
+}
+
+/* Magnitudes so far apart that it shows which of them share a scale, some tiny; `odd`: infinities, NaN and numbers at
+   the end of the range. */
+static void spread(struct problem *p, int id, uint64_t *rng, int odd) {
+  test_tensor t = problem_typed(p, id);
+  const int most = t.dtype == MOE_DTYPE_FP16 ? 8 : 12;
+  const double end = test_dtype_max(t.dtype), values[] = {HUGE_VAL, -HUGE_VAL, (double)NAN, end, -end, 0.97 * end};
+  for (int64_t i = 0; i < t.count; i++)
+    if (test_random_chance(rng, 40))
+      test_tensor_set(&t, i, ldexp(test_tensor_get(&t, i), (int)test_random_range(rng, -6, most)));
+  const int64_t tiny = test_random_chance(rng, 5) && t.dtype != MOE_DTYPE_FP16 ? t.count / 3 : 0;
+  for (int64_t i = 0; i < tiny; i++) test_tensor_set(&t, i + tiny, ldexp(test_tensor_get(&t, i + tiny), -118));
+  for (int i = 0; i < 4 && odd; i++) /* few: one in a weight spoils all rows of its expert */
+    test_tensor_set(&t, test_random_range(rng, 0, t.count - 1), values[test_random_range(rng, 0, 5)]);
+}
+
+static void spread_all(struct problem *p, uint64_t *rng, int odd) {
+  static const int id[] = {PT_HIDDEN_STATES, PT_GATE_UP_WEIGHT, PT_DOWN_WEIGHT, PT_OUTPUT_GRAD};
+  for (size_t i = 0; i < sizeof id / sizeof *id; i++) spread(p, id[i], rng, odd && test_random_chance(rng, 2));
+}
+
+static void swap_bytes(void *a, void *b, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) {
+    unsigned char *x = (unsigned char *)a + i, *y = (unsigned char *)b + i, kept = *x;
+    *x = *y, *y = kept;
   }
 }
 
-/* ------------------------------------------------------------------------------------------ the whole chain, bit by bit */
-
-/* A layer whose intermediates can be had from grouped products: up only, identity, no affinities, one expert per token. */
-struct chain {
-  moe_dtype dtype;
-  int64_t T, H, I;
-  int32_t sizes[4]; /* tokens of each expert; tokens are sorted by expert */
-  moe_mx_operands mx;
-  float *x, *wu, *wd, *dy; /* [T,H], [E,H,I], [E,I,H], [T,H]; values of the type */
-};
-enum { CHAIN_EXPERTS = 4 };
-
-static float *random_values(uint64_t *rng, moe_dtype dtype, int64_t n) {
-  float *x = malloc((size_t)n * sizeof *x);
-  uint16_t *narrow = malloc((size_t)n * 2);
-  assert_true(x && narrow);
-  for (int64_t i = 0; i < n; i++)
-    x[i] = (float)((int64_t)(test_random(rng) >> 40) - (1 << 23)) * 0x1p-23f * (float)(1 << test_random_range(rng, 0, 4));
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_from_f32(NULL, narrow, x, n), MOE_OK), assert_int_equal(moe_bf16_to_f32(NULL, x, narrow, n), MOE_OK);
-  free(narrow);
-  return x;
-}
-
-/* The values of the type, in memory of its size. */
-static void *typed(moe_dtype dtype, const float *x, int64_t n) {
-  void *to = malloc((size_t)n * 4);
-  float *copy = malloc((size_t)n * sizeof *copy);
-  assert_true(to && copy);
-  memcpy(copy, x, (size_t)n * sizeof *copy);
-  from_f32(dtype, to, copy, n);
-  return to;
-}
-
-static float *copy_of(const float *x, int64_t n) {
-  float *copy = malloc((size_t)n * sizeof *copy);
-  assert_non_null(copy);
-  memcpy(copy, x, (size_t)n * sizeof *copy);
-  return copy;
-}
-
-/* Y[pos] = X[pos]*W[e]^T, W [E,N,K]; dW = A^T B, [E,N,K], A [T,N], B [T,K]. Rounded to the type on storing. */
-static float *grouped(const struct chain *c, const float *x, const float *w, int64_t N, int64_t K) {
-  void *tx = typed(c->dtype, x, c->T * K), *tw = typed(c->dtype, w, CHAIN_EXPERTS * N * K), *ty = malloc((size_t)(c->T * N * 4));
-  char workspace[1 << 10];
-  moe_grouped_gemm_args args = {.num_tokens = c->T, .topk = 1, .E = CHAIN_EXPERTS, .N = N, .K = K, .m_sizes = c->sizes, .X = tx, .W = tw, .Y = ty};
-  (void)workspace;
-  const int bf16 = c->dtype == MOE_DTYPE_BF16;
-  moe_context ctx = {.num_threads = 1};
-  assert_int_equal((bf16 ? moe_grouped_gemm_bf16_workspace_size : moe_grouped_gemm_f32_workspace_size)(&ctx, &args, &args.workspace_bytes), MOE_OK);
-  args.workspace = malloc(args.workspace_bytes);
-  assert_int_equal((bf16 ? moe_grouped_gemm_bf16 : moe_grouped_gemm_f32)(&ctx, &args), MOE_OK);
-  float *y = to_f32(c->dtype, ty, c->T * N);
-  free(args.workspace), free(tx), free(tw), free(ty);
-  return y;
-}
-
-static float *grouped_dw(const struct chain *c, const float *a, int64_t N, const float *b, int64_t K) {
-  void *ta = typed(c->dtype, a, c->T * N), *tb = typed(c->dtype, b, c->T * K), *tw = malloc((size_t)(CHAIN_EXPERTS * N * K * 4));
-  moe_grouped_gemm_args args = {.num_tokens = c->T, .topk = 1, .E = CHAIN_EXPERTS, .N = N, .K = K, .m_sizes = c->sizes, .X = tb, .dY = ta, .dW = tw};
-  const int bf16 = c->dtype == MOE_DTYPE_BF16;
-  moe_context ctx = {.num_threads = 1};
-  assert_int_equal((bf16 ? moe_grouped_gemm_dw_bf16_workspace_size : moe_grouped_gemm_dw_f32_workspace_size)(&ctx, &args, &args.workspace_bytes), MOE_OK);
-  args.workspace = malloc(args.workspace_bytes);
-  assert_int_equal((bf16 ? moe_grouped_gemm_dw_bf16 : moe_grouped_gemm_dw_f32)(&ctx, &args), MOE_OK);
-  float *w = to_f32(c->dtype, tw, CHAIN_EXPERTS * N * K);
-  free(args.workspace), free(ta), free(tb), free(tw);
-  return w;
-}
-
-static float *swapped(const float *w, int64_t rows, int64_t columns) { /* [E,rows,columns] to [E,columns,rows] */
-  float *to = malloc((size_t)(CHAIN_EXPERTS * rows * columns) * sizeof *to);
-  assert_non_null(to);
-  for (int64_t e = 0; e < CHAIN_EXPERTS; e++)
-    for (int64_t i = 0; i < rows * columns; i++)
-      to[e * rows * columns + i % columns * rows + i / columns] = w[e * rows * columns + i];
-  return to;
-}
-
-/* Rows rounded along themselves, or down each expert's. */
-static float *rounded_rows(const struct chain *c, const moe_mx_rounding *r, const float *x, int64_t n, int parts) {
-  float *to = copy_of(x, c->T * n);
-  int64_t *index = malloc((size_t)n * sizeof *index);
-  assert_int_equal(moe_nki_x4_permutation(NULL, c->mx.activation_layout, parts, n, index), MOE_OK);
-  for (int64_t t = 0; t < c->T && r->enabled; t++) round_line(r, to + t * n, 1, n, r == &c->mx.activations ? index : NULL);
-  free(index);
-  return to;
-}
-
-static float *rounded_down(const struct chain *c, const moe_mx_rounding *r, const float *x, int64_t n) {
-  float *to = copy_of(x, c->T * n);
-  int64_t first = 0;
-  for (int e = 0; e < CHAIN_EXPERTS; first += c->sizes[e++])
-    for (int64_t j = 0; j < n && c->mx.weight_grads && c->sizes[e] > 0; j++) round_line(r, to + first * n + j, n, c->sizes[e], NULL);
-  return to;
-}
-
-static void compare(const struct chain *c, const char *what, float *want, const void *got, int64_t n) {
-  float *g = to_f32(c->dtype, got, n);
-  for (int64_t i = 0; i < n; i++)
-    if (memcmp(want + i, g + i, 4) != 0)
-      fail_msg("%s[%lld]: %a, not %a | isa %s dtype %d T %lld H %lld I %lld elements %d %d weight_grads %d layout %d", what,
-               (long long)i, (double)g[i], (double)want[i], moe_isa_name(moe_isa_active()), (int)c->dtype, (long long)c->T,
-               (long long)c->H, (long long)c->I, (int)c->mx.activations.element, (int)c->mx.gradients.element,
-               c->mx.weight_grads, (int)c->mx.activation_layout);
-  free(g), free(want);
-}
-
-struct chain_out {
-  void *y, *dx, *dwgu, *dwd;
-};
-
-/* The library's call: blocks of 7 rows. */
-static void chain_call(const struct chain *c, struct chain_out *out) {
-  enum { B = 7 };
-  int32_t ids[512], experts[64];
-  int64_t N = 0, t = 0;
-  for (int e = 0; e < CHAIN_EXPERTS; e++)
-    for (int left = c->sizes[e]; left > 0; left -= B, N++) {
-      experts[N] = e;
-      for (int r = 0; r < B; r++) ids[N * B + r] = r < left ? (int32_t)t++ : (int32_t)c->T;
+/* An expert's blocks need not be neighbours, nor in the order of experts. */
+static void shuffle_blocks(struct problem *p, uint64_t *rng) {
+  static const int id[] = {PT_TOKEN_IDS, PT_BLOCK_EXPERT, PT_CONDITIONS};
+  for (int64_t b = p->N - 1; b > 0 && !p->o.dropping; b--) {
+    const int64_t other = test_random_range(rng, 0, b);
+    for (int i = 0; i < 3 && other != b; i++) {
+      const size_t bytes = i == 0 ? 4 * (size_t)p->o.B : 4;
+      swap_bytes(p->tensor[id[i]].data + (size_t)b * bytes, p->tensor[id[i]].data + (size_t)other * bytes, bytes);
     }
-  float *wgu = calloc((size_t)(CHAIN_EXPERTS * c->H * 2 * c->I), sizeof *wgu);
-  for (int64_t i = 0; i < CHAIN_EXPERTS * c->H * c->I; i++) wgu[(i / c->I * 2 + 1) * c->I + i % c->I] = c->wu[i];
-  void *x = typed(c->dtype, c->x, c->T * c->H), *w1 = typed(c->dtype, wgu, CHAIN_EXPERTS * c->H * 2 * c->I);
-  void *w2 = typed(c->dtype, c->wd, CHAIN_EXPERTS * c->I * c->H), *dy = typed(c->dtype, c->dy, c->T * c->H);
-  const moe_blockwise_layer layer = {.T = c->T, .H = c->H, .I = c->I, .E = CHAIN_EXPERTS, .N = N, .B = B, .hidden_states = x,
-      .gate_up_proj_weight = w1, .down_proj_weight = w2, .token_position_to_id = ids, .block_to_expert = experts, .mx = c->mx,
-      .config = {.activation = MOE_ACT_IDENTITY, .skip_gate = 1, .affinity_mode = MOE_AFFINITY_NO_SCALE}};
-  out->y = malloc((size_t)(c->T * c->H * 4)), out->dx = malloc((size_t)(c->T * c->H * 4));
-  out->dwgu = malloc((size_t)(CHAIN_EXPERTS * c->H * 2 * c->I * 4)), out->dwd = malloc((size_t)(CHAIN_EXPERTS * c->H * c->I * 4));
-  moe_blockwise_mm_fwd_args fwd = {.layer = layer, .output = out->y};
-  moe_blockwise_mm_bwd_args bwd = {.layer = layer, .output_hidden_states_grad = dy, .hidden_states_grad = out->dx,
-      .gate_up_proj_weight_grad = out->dwgu, .down_proj_weight_grad = out->dwd};
-  const int bf16 = c->dtype == MOE_DTYPE_BF16;
-  moe_context ctx = {.num_threads = 1};
-  assert_int_equal((bf16 ? moe_blockwise_mm_fwd_bf16_workspace_size : moe_blockwise_mm_fwd_f32_workspace_size)(&ctx, &fwd, &fwd.workspace_bytes), MOE_OK);
-  assert_int_equal((bf16 ? moe_blockwise_mm_bwd_bf16_workspace_size : moe_blockwise_mm_bwd_f32_workspace_size)(&ctx, &bwd, &bwd.workspace_bytes), MOE_OK);
-  fwd.workspace = malloc(fwd.workspace_bytes), bwd.workspace = malloc(bwd.workspace_bytes);
-  assert_int_equal((bf16 ? moe_blockwise_mm_fwd_bf16 : moe_blockwise_mm_fwd_f32)(&ctx, &fwd), MOE_OK);
-  assert_int_equal((bf16 ? moe_blockwise_mm_bwd_bf16 : moe_blockwise_mm_bwd_f32)(&ctx, &bwd), MOE_OK);
-  free(fwd.workspace), free(bwd.workspace), free(x), free(w1), free(w2), free(dy), free(wgu);
+  }
 }
 
-static void chain_check(const struct chain *c) {
-  struct chain_out out;
-  chain_call(c, &out);
-  const moe_mx_operands *mx = &c->mx;
-  float *x = rounded_rows(c, &mx->activations, c->x, c->H, 2);
-  float *wut = swapped(c->wu, c->H, c->I), *wdt = swapped(c->wd, c->I, c->H);
-  float *u = grouped(c, x, wut, c->I, c->H), *m = rounded_rows(c, &mx->activations, u, c->I, 1);
-  compare(c, "output", grouped(c, m, wdt, c->H, c->I), out.y, c->T * c->H);
-  float *dy = rounded_rows(c, &mx->gradients, c->dy, c->H, 2);
-  float *du = grouped(c, dy, c->wd, c->I, c->H), *duq = rounded_rows(c, &mx->gradients, du, c->I, 1);
-  compare(c, "hidden_states_grad", grouped(c, duq, c->wu, c->H, c->I), out.dx, c->T * c->H);
-  float *xd = rounded_down(c, &mx->activations, c->x, c->H), *dud = rounded_down(c, &mx->gradients, du, c->I);
-  float *md = rounded_down(c, &mx->activations, u, c->I), *dyd = rounded_down(c, &mx->gradients, c->dy, c->H);
-  compare(c, "down_proj_weight_grad", grouped_dw(c, md, c->I, dyd, c->H), out.dwd, CHAIN_EXPERTS * c->I * c->H);
-  float *up = grouped_dw(c, xd, c->H, dud, c->I), *all = calloc((size_t)(CHAIN_EXPERTS * c->H * 2 * c->I), sizeof *all);
-  for (int64_t i = 0; i < CHAIN_EXPERTS * c->H * c->I; i++) all[(i / c->I * 2 + 1) * c->I + i % c->I] = up[i];
-  compare(c, "gate_up_proj_weight_grad", all, out.dwgu, CHAIN_EXPERTS * c->H * 2 * c->I);
-  float *own[] = {x, wut, wdt, u, m, dy, du, duq, xd, dud, md, dyd, up};
-  for (size_t i = 0; i < sizeof own / sizeof *own; i++) free(own[i]);
-  free(out.y), free(out.dx), free(out.dwgu), free(out.dwd);
+static void open_routed(struct problem *p, const struct problem_options *o, uint64_t *rng, int odd) {
+  assert_true(problem_open(p, o, NULL, NULL));
+  call(p, PROBLEM_ROUTER);
+  call(p, PROBLEM_ROUTE_BLOCKS);
+  shuffle_blocks(p, rng);
+  spread_all(p, rng, odd);
 }
 
-static void test_chain(void **state) {
+/* The same tensors under other options. */
+static void open_copy(struct problem *q, const struct problem *p, const moe_mx_operands *mx) {
+  struct problem_options o = p->o;
+  o.mx = *mx;
+  assert_true(problem_open(q, &o, NULL, NULL));
+  for (int id = 0; id < PT_COUNT; id++) memcpy(q->tensor[id].data, p->tensor[id].data, problem_tensor_bytes(p, id));
+}
+
+static void copy_tensor(struct problem *q, const struct problem *p, int id) {
+  memcpy(q->tensor[id].data, p->tensor[id].data, problem_tensor_bytes(p, id));
+}
+
+static void close_problem(struct problem *p) { problem_close(p, NULL, NULL); }
+
+/* A tensor [outer,n,inner] rounded along n by the oracle. */
+static void round_tensor(struct problem *p, int id, const moe_mx_rounding *r, int64_t outer, int64_t n, int64_t inner,
+                         const int64_t *index) {
+  test_tensor t = problem_typed(p, id);
+  float *x = problem_floats(p, id);
+  oracle_round(r, t.dtype, x, outer, n, inner, index);
+  for (int64_t i = 0; i < t.count; i++) oracle_put(&t, i, x[i]);
+  oracle_release();
+}
+
+static void use_isa_number(int64_t n) {
+  for (int isa = (int)(n % TEST_ISA_COUNT); isa >= 0; isa--)
+    if (test_use_isa(isa)) return;
+}
+
+/* ------------------------------------------------------------------------------------------------ the layer by hand */
+
+static void check_by_hand(struct problem *p) {
+  const struct oracle_layer l = oracle_layer_of(p);
+  call(p, PROBLEM_FORWARD);
+  const struct oracle_forward forward = oracle_forward_of(&l);
+  expect(p, PT_GATE_UP_CHECKPOINT, forward.gate_up);
+  expect(p, PT_OUTPUT, forward.output);
+  call(p, PROBLEM_BACKWARD);
+  const struct oracle_backward backward = oracle_backward_of(&l);
+  expect(p, PT_HIDDEN_GRAD, backward.hidden);
+  expect(p, PT_GATE_UP_BIAS_GRAD, backward.gate_up_bias);
+  expect(p, PT_GATE_UP_WEIGHT_GRAD, backward.gate_up);
+  expect(p, PT_DOWN_WEIGHT_GRAD, backward.down);
+  oracle_release();
+}
+
+/* Which operands: bit 0 activations, 1 weights, 2 gradients, 3 weight_grads. */
+static moe_mx_operands operands(uint64_t *rng, int64_t which) {
+  moe_mx_operands mx = all_operands(rng);
+  mx.activations.enabled = (which & 1) != 0;
+  mx.weights.enabled = (which & 2) != 0;
+  mx.gradients.enabled = (which & 4) != 0;
+  mx.weight_grads = (which & 8) != 0;
+  return mx;
+}
+
+static void test_by_hand(void **state) {
+  static const int64_t hidden[] = {64, 1, 33, 100, 31, 160, 32, 257};
+  static const int64_t intermediate[] = {5, 33, 40, 100, 130, 300, 32, 64};
   const moe_dtype dtype = *(const moe_dtype *)*state;
-  static const moe_mx_layout layouts[] = {MOE_MX_LAYOUT_PLAIN, MOE_MX_LAYOUT_NKI_STRIDED_X4, MOE_MX_LAYOUT_NKI_WRAPX, MOE_MX_LAYOUT_NKI_1X32};
-  uint64_t rng = 17 + (uint64_t)dtype;
-  for (int64_t i = 0; i < test_cases(40, 4); i++) {
-    struct chain c = {.dtype = dtype, .sizes = {(int32_t)(i % 3 * 16), (int32_t)test_random_range(&rng, 1, 34), 0, 33}};
-    c.T = c.sizes[0] + c.sizes[1] + c.sizes[2] + c.sizes[3];
-    c.mx.activations = random_rounding(&rng), c.mx.gradients = random_rounding(&rng);
-    c.mx.weight_grads = (int)(i & 1), c.mx.activation_layout = layouts[i % 4];
-    c.H = sizes[test_random_range(&rng, 0, SIZES - 1)], c.I = sizes[test_random_range(&rng, 0, SIZES - 1)];
-    if (c.mx.activation_layout != MOE_MX_LAYOUT_PLAIN) c.H = 512, c.I = 32 * test_random_range(&rng, 1, 5);
-    c.x = random_values(&rng, dtype, c.T * c.H), c.dy = random_values(&rng, dtype, c.T * c.H);
-    c.wu = random_values(&rng, dtype, CHAIN_EXPERTS * c.H * c.I), c.wd = random_values(&rng, dtype, CHAIN_EXPERTS * c.H * c.I);
-    if (!test_use_isa((int)(i / 4 % TEST_ISA_COUNT))) test_use_best_isa();
-    chain_check(&c);
-    free(c.x), free(c.dy), free(c.wu), free(c.wd);
+  uint64_t rng = 31 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(60, 8); i++) {
+    struct problem_options o =
+        plain_options(60000 + (uint64_t)i, dtype, hidden[test_random_range(&rng, 0, 7)], intermediate[i % 8]);
+    o.mx = operands(&rng, i % 3 == 0 ? 15 : i / 3 % 16);
+    struct problem p;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 5 == 1);
+    check_by_hand(&p);
+    close_problem(&p);
   }
   test_use_best_isa();
 }
 
-/* ------------------------------------------------------------------------------------------------ the same bits everywhere */
-
-static void test_bits_everywhere(void **state) {
+/* Every element under every rule and cast. */
+static void test_every_rounding(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
-  uint64_t rng = 27 + (uint64_t)dtype;
-  for (int64_t i = 0; i < test_cases(40, 3); i++) {
-    const moe_mx_operands mx = {.activations = random_rounding(&rng), .weights = random_rounding(&rng),
-                                .gradients = random_rounding(&rng), .weight_grads = (int)(i & 1)};
-    struct problem_options o = problem_options_random(700 + (uint64_t)i, dtype);
-    struct problem want, got;
-    moe_context one = {.num_threads = 1};
-    assert_true(problem_open(&want, &o, NULL, NULL) && problem_open(&got, &o, NULL, NULL));
-    problem_fill(&want);
-    assert_true(test_use_isa(MOE_ISA_SCALAR));
-    run(&want, &one, &mx, &mx);
-    for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
-      if (!test_use_isa(isa)) continue;
-      struct test_pool pool = {.seed = test_random(&rng)};
-      moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool};
-      ctx.num_threads = (int32_t)test_random_range(&rng, 1, 7), ctx.schedule = (moe_schedule)test_random_range(&rng, 0, 2);
-      problem_fill(&got);
-      run(&got, &ctx, &mx, &mx);
-      assert_same(&want, &got, 0, moe_isa_name((moe_isa)isa));
-    }
-    test_use_best_isa();
-    problem_close(&want, NULL, NULL), problem_close(&got, NULL, NULL);
+  uint64_t rng = 32 + (uint64_t)dtype;
+  for (int64_t i = 0; i < ELEMENTS * RULES * CASTS; i += test_cases(1, 13)) {
+    struct problem_options o = plain_options(61000 + (uint64_t)i, dtype, 40, 37);
+    o.T = 20;
+    o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN};
+    struct problem p;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, test_random_chance(&rng, 4));
+    check_by_hand(&p);
+    close_problem(&p);
+  }
+  test_use_best_isa();
+}
+
+/* Few rows for many experts, and hundreds for one: the products' other paths. */
+static void test_long_shapes(void **state) {
+  static const int64_t shape[][6] = {/* T, H, I, E, K, B */
+                                     {5, 330, 40, 12, 4, 2}, {430, 70, 20, 1, 1, 100}, {26, 600, 70, 3, 2, 8},
+                                     {33, 7, 530, 3, 2, 16}, {2100, 9, 34, 2, 1, 700}, {20, 530, 6, 4, 2, 5}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 33 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(6, 1); i++) {
+    const int64_t *s = shape[i];
+    struct problem_options o = plain_options(62000 + (uint64_t)i, dtype, s[1], s[2]);
+    o.T = s[0], o.E = s[3], o.K = s[4], o.B = s[5];
+    o.mx = all_operands(&rng);
+    problem_options_settle(&o);
+    struct problem p;
+    use_isa_number(i + (int64_t)dtype);
+    open_routed(&p, &o, &rng, 0);
+    check_by_hand(&p);
+    close_problem(&p);
+  }
+  test_use_best_isa();
+}
+
+/* Groups of the elements that a weight's groups hold in the device's layouts. */
+static void test_layouts(void **state) {
+  static const int64_t shape[LAYOUTS][3][2] = {
+      {{1, 1}, {70, 33}, {33, 70}},    {{512, 4}, {1024, 36}, {512, 516}}, {{512, 4}, {512, 36}, {1024, 12}},
+      {{32, 384}, {384, 64}, {96, 896}}, {{32, 384}, {384, 64}, {96, 896}},  {{32, 64}, {160, 32}, {96, 96}},
+      {{32, 64}, {160, 32}, {96, 96}}, {{32, 64}, {160, 32}, {96, 96}}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 34 + (uint64_t)dtype;
+  for (int64_t i = 0; i < LAYOUTS * 3; i += test_cases(1, 4)) {
+    const int64_t *s = shape[i / 3][i % 3];
+    struct problem_options o = plain_options(63000 + (uint64_t)i, dtype, s[0], s[1]);
+    o.T = 12, o.E = s[0] > 500 ? 1 : 2;
+    o.mx = all_operands(&rng);
+    o.mx.activation_layout = (moe_mx_layout)(i / 3);
+    problem_options_settle(&o);
+    struct problem p;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    check_by_hand(&p);
+    close_problem(&p);
+  }
+  test_use_best_isa();
+}
+
+/* Experts with these many rows each, an expert's in several blocks. */
+static void test_rows(void **state) {
+  static const int64_t rows[] = {33, 0, 100, 1, 31, 32};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 35 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(12, 2); i++) {
+    struct problem_options o = plain_options(64000 + (uint64_t)i, dtype, 20 + i * 11, 70 - i * 5);
+    o.T = 197, o.E = 6, o.K = 1, o.B = 7 + 3 * i, o.router.num_groups = 0;
+    o.mx = operands(&rng, 12 + i % 4);
+    problem_options_settle(&o);
+    struct problem p;
+    use_isa_number(i);
+    assert_true(problem_open(&p, &o, NULL, NULL));
+    int32_t *index = (int32_t *)(void *)p.tensor[PT_EXPERT_INDEX].data;
+    for (int64_t e = 0, t = 0; e < 6; e++)
+      for (int64_t r = 0; r < rows[e]; r++, t++) index[t * 37 % 197] = (int32_t)e;
+    call(&p, PROBLEM_ROUTE_BLOCKS);
+    shuffle_blocks(&p, &rng);
+    spread_all(&p, &rng, i % 3 == 2);
+    check_by_hand(&p);
+    close_problem(&p);
+  }
+  test_use_best_isa();
+}
+
+/* ----------------------------------------------------------------------- the library on operands rounded beforehand */
+
+static const moe_mx_operands no_operands;
+
+/* Everything that problem_options_random turns on, in shapes with groups of all lengths. */
+static struct problem_options any_options(uint64_t seed, moe_dtype dtype, uint64_t *rng) {
+  static const int64_t hidden[] = {1, 31, 32, 33, 64, 95, 130, 256};
+  static const int64_t intermediate[] = {5, 33, 40, 100, 130, 300, 32, 63};
+  struct problem_options o = problem_options_random(seed, dtype);
+  o.H = hidden[test_random_range(rng, 0, 7)], o.I = intermediate[test_random_range(rng, 0, 7)];
+  problem_options_settle(&o);
+  return o;
+}
+
+static void round_weights(struct problem *q, const moe_mx_rounding *r, int backward) {
+  const struct problem_options *o = &q->o;
+  if (backward) {
+    round_tensor(q, PT_GATE_UP_WEIGHT, r, o->E * o->H * 2, o->I, 1, NULL);
+    round_tensor(q, PT_DOWN_WEIGHT, r, o->E * o->I, o->H, 1, NULL);
+  } else {
+    round_tensor(q, PT_GATE_UP_WEIGHT, r, o->E, o->H, 2 * o->I, NULL);
+    round_tensor(q, PT_DOWN_WEIGHT, r, o->E, o->I, o->H, NULL);
   }
 }
 
-/* ------------------------------------------------------------------------------------------------------- bad input */
-
-static void test_bad_input(void **state) {
-  (void)state;
-  struct problem_options o = options(5, MOE_DTYPE_F32, 33, 20);
-  struct problem p;
-  moe_context ctx = {.num_threads = 1};
-  assert_true(problem_open(&p, &o, NULL, NULL));
-  problem_fill(&p);
-  run(&p, &ctx, NULL, NULL);
-  const struct { moe_mx_operands mx; moe_status status; const char *word; } bad[] = {
-      {{.activations = {.enabled = 2}}, MOE_ERROR_INVALID_OPTION, "mx.activations"},
-      {{.weights = {.element = (moe_element)9}}, MOE_ERROR_INVALID_OPTION, "mx.weights"},
-      {{.gradients = {.scale_rule = (moe_scale_rule)6}}, MOE_ERROR_INVALID_OPTION, "mx.gradients"},
-      {{.weights = {.cast = 8}}, MOE_ERROR_INVALID_OPTION, "cast"},
-      {{.weight_grads = 3}, MOE_ERROR_INVALID_OPTION, "mx.weight_grads"},
-      {{.activation_layout = (moe_mx_layout)8}, MOE_ERROR_INVALID_OPTION, "mx.activation_layout"},
-      {{.activations = {.enabled = 1}, .activation_layout = MOE_MX_LAYOUT_NKI_WRAPX}, MOE_ERROR_INVALID_SHAPE, "K"},
-      {{.weights = {.enabled = 1}}, MOE_ERROR_INVALID_OPTION, "mx.weights"}};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    struct problem_args args;
-    problem_make_args(&p, &args);
-    args.forward.layer.mx = args.backward.layer.mx = bad[i].mx;
-    if (i == sizeof bad / sizeof *bad - 1) args.forward.layer.packed_down_weight = p.tensor[PT_DOWN_WEIGHT].data;
-    assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), bad[i].status);
-    if (!strstr(ctx.message, bad[i].word)) fail_msg("\"%s\" does not name %s", ctx.message, bad[i].word);
-    if (i < sizeof bad / sizeof *bad - 1) assert_int_equal(problem_call(PROBLEM_BACKWARD, &ctx, &args), bad[i].status);
+static void test_weights_beforehand(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 41 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(30, 4); i++) {
+    struct problem_options o = any_options(70000 + (uint64_t)i, dtype, &rng);
+    o.save_gate_up = 1;
+    o.mx.weights = random_rounding(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    open_copy(&q, &p, &no_operands);
+    round_weights(&q, &o.mx.weights, 0);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    expect_same_outputs(&p, &q, PROBLEM_FORWARD, "that of weights rounded beforehand");
+    copy_tensor(&q, &p, PT_GATE_UP_WEIGHT), copy_tensor(&q, &p, PT_DOWN_WEIGHT);
+    round_weights(&q, &o.mx.weights, 1);
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&p, &q, PROBLEM_BACKWARD, "that of weights rounded beforehand");
+    close_problem(&p), close_problem(&q);
   }
-  problem_close(&p, NULL, NULL);
+  test_use_best_isa();
+}
+
+static void test_hidden_states_beforehand(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 42 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(20, 3); i++) {
+    struct problem_options o = any_options(71000 + (uint64_t)i, dtype, &rng);
+    o.save_gate_up = 1;
+    o.mx.activations = random_rounding(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    open_copy(&q, &p, &no_operands);
+    round_tensor(&q, PT_HIDDEN_STATES, &o.mx.activations, o.T, o.H, 1, NULL);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    expect_same(&p, &q, PT_GATE_UP_CHECKPOINT, "that of hidden states rounded beforehand");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* Without weight_grads, dY is rounded on its way to dm0 only, and dg, du on theirs to dX. */
+static void test_gradients_apart(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 43 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(30, 5); i++) {
+    struct problem_options o = any_options(72000 + (uint64_t)i, dtype, &rng);
+    const moe_affinity_mode mode = o.layer.affinity_mode;
+    const int pre = mode == MOE_AFFINITY_PRE_SCALE || mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+    o.mx.gradients = random_rounding(&rng);
+    struct problem p, plain, rounded;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 0);
+    call(&p, PROBLEM_FORWARD);
+    open_copy(&plain, &p, &no_operands), open_copy(&rounded, &p, &no_operands);
+    round_tensor(&rounded, PT_OUTPUT_GRAD, &o.mx.gradients, o.T, o.H, 1, NULL);
+    call(&p, PROBLEM_BACKWARD), call(&plain, PROBLEM_BACKWARD), call(&rounded, PROBLEM_BACKWARD);
+    expect_same(&p, &plain, PT_DOWN_WEIGHT_GRAD, "that of plain operands");
+    expect_same(&p, &plain, PT_DOWN_BIAS_GRAD, "that of plain operands");
+    expect_same(&p, &rounded, PT_GATE_UP_WEIGHT_GRAD, "that of a rounded output gradient");
+    expect_same(&p, &rounded, PT_GATE_UP_BIAS_GRAD, "that of a rounded output gradient");
+    if (o.save_down && o.affinity_option == MOE_AFFINITY_OPTION_ON_H)
+      expect_same(&p, &plain, PT_AFFINITIES_GRAD, "that of plain operands");
+    else if (!pre && !o.expert_bias)
+      expect_same(&p, &rounded, PT_AFFINITIES_GRAD, "that of a rounded output gradient");
+    close_problem(&p), close_problem(&plain), close_problem(&rounded);
+  }
+  test_use_best_isa();
+}
+
+/* Activations have no part in a backward that has its checkpoint, and weight_grads alone rounds nothing. */
+static void test_nothing_to_round(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 44 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(12, 2); i++) {
+    struct problem_options o = any_options(73000 + (uint64_t)i, dtype, &rng);
+    moe_mx_operands mx = {0};
+    struct problem p, q;
+    o.save_gate_up = 1;
+    open_routed(&p, &o, &rng, 0);
+    call(&p, PROBLEM_FORWARD);
+    if (i % 2) mx.weight_grads = 1;
+    else mx.activations = random_rounding(&rng);
+    mx.gradients = (moe_mx_rounding){0, (moe_element)-1, (moe_scale_rule)77, 99}; /* off */
+    open_copy(&q, &p, &mx);
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&q, &p, PROBLEM_BACKWARD, "that of plain operands");
+    close_problem(&p), close_problem(&q);
+  }
+}
+
+static void test_recomputed(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 45 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(40, 5); i++) {
+    struct problem_options o = any_options(74000 + (uint64_t)i, dtype, &rng);
+    o.mx = all_operands(&rng);
+    o.save_gate_up = 1;
+    if (i % 4 == 0) o.H = 512, o.I = 36, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_STRIDED_X4;
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 4 == 1);
+    call(&p, PROBLEM_FORWARD);
+    open_copy(&q, &p, &o.mx);
+    q.o.save_gate_up = 0;
+    call(&p, PROBLEM_BACKWARD), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&q, &p, PROBLEM_BACKWARD, "that with its checkpoint");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------------ quantised weights */
+
+struct quantized_layer {
+  moe_quantized_weight gate_up, down;
+  void *packed[2];
+  size_t packed_bytes[2];
+};
+
+/* [rows,columns] of every expert, in groups down its columns. */
+static moe_quantized_weight quantize(const struct problem *p, int id, const moe_mx_rounding *r, int64_t rows,
+                                     int64_t columns) {
+  const test_tensor t = problem_typed(p, id);
+  const int64_t line = elements[r->element].bits == 4 ? (rows + 1) / 2 : rows, groups = (rows + 31) / 32;
+  uint8_t *codes = malloc((size_t)(p->o.E * columns * line)), *scales = malloc((size_t)(p->o.E * columns * groups));
+  for (int64_t e = 0; e < p->o.E; e++) {
+    const moe_quantize_mx_args args = {
+        .element = r->element, .scale_rule = r->scale_rule, .cast = r->cast, .dtype = t.dtype,
+        .rows = rows, .columns = columns, .transposed = 1, .codes = codes + e * columns * line,
+        .scales = scales + e * columns * groups,
+        .plain = (const char *)t.data + (size_t)(e * rows * columns) * moe_dtype_size(t.dtype)};
+    assert_int_equal(moe_quantize_mx(NULL, &args), MOE_OK);
+  }
+  return (moe_quantized_weight){.element = r->element, .codes = codes, .scales = scales};
+}
+
+static void pack(const struct problem *p, struct quantized_layer *w, int down) {
+  moe_pack_weights_args args = {.layout = down ? MOE_PACK_DOWN : p->o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
+                                .E = p->o.E, .rows = down ? p->o.I : p->o.H, .columns = down ? p->o.H : p->o.I,
+                                .quantized = down ? &w->down : &w->gate_up};
+  typedef moe_status (*packer)(moe_context *, const moe_pack_weights_args *);
+  typedef moe_status (*sizer)(moe_context *, const moe_pack_weights_args *, size_t *);
+  static const packer packs[] = {NULL, moe_pack_weights_f32, moe_pack_weights_bf16, moe_pack_weights_fp16};
+  static const sizer sizes[] = {NULL, moe_pack_weights_f32_size, moe_pack_weights_bf16_size,
+                                moe_pack_weights_fp16_size};
+  assert_int_equal(sizes[p->o.dtype](NULL, &args, &args.packed_bytes), MOE_OK);
+  args.packed_bytes = (args.packed_bytes + 63) / 64 * 64;
+  args.packed = w->packed[down] = aligned_alloc(64, args.packed_bytes);
+  w->packed_bytes[down] = args.packed_bytes;
+  assert_int_equal(packs[p->o.dtype](NULL, &args), MOE_OK);
+}
+
+static void free_quantized(struct quantized_layer *w) {
+  free((void *)(uintptr_t)w->gate_up.codes), free((void *)(uintptr_t)w->gate_up.scales);
+  free((void *)(uintptr_t)w->down.codes), free((void *)(uintptr_t)w->down.scales);
+  free(w->packed[0]), free(w->packed[1]);
+}
+
+static void quantize_layer(moe_blockwise_layer *l, const struct quantized_layer *w) {
+  l->gate_up_proj_weight = l->down_proj_weight = NULL;
+  l->quantized_gate_up_weight = &w->gate_up, l->quantized_down_weight = &w->down;
+  l->packed_gate_up_weight = w->packed[0], l->packed_down_weight = w->packed[1];
+  l->packed_gate_up_bytes = w->packed_bytes[0], l->packed_down_bytes = w->packed_bytes[1];
+}
+
+static void call_quantized(struct problem *p, enum problem_op op, const struct quantized_layer *w) {
+  moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+  struct problem_args args;
+  problem_make_args(p, &args);
+  quantize_layer(&args.forward.layer, w);
+  quantize_layer(&args.backward.layer, w);
+  if (problem_call(op, &ctx, &args) != MOE_OK) fail_msg("%s: %s", problem_op_name(op), ctx.message);
+}
+
+/* A quantised weight is the plain one rounded once; mx.weights rounds it again in the backward only. */
+static void test_quantized(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 46 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(24, 4); i++) {
+    struct problem_options o = any_options(75000 + (uint64_t)i, dtype, &rng);
+    const moe_mx_rounding stored = random_rounding(&rng);
+    struct quantized_layer w = {0};
+    struct problem p, q;
+    o.mx.weights = random_rounding(&rng);
+    o.save_gate_up = 1;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    w.gate_up = quantize(&p, PT_GATE_UP_WEIGHT, &stored, o.H, 2 * o.I);
+    w.down = quantize(&p, PT_DOWN_WEIGHT, &stored, o.I, o.H);
+    if (i % 2) pack(&p, &w, 0), pack(&p, &w, 1);
+    open_copy(&q, &p, &no_operands);
+    round_weights(&q, &stored, 0);
+    call_quantized(&p, PROBLEM_FORWARD, &w), call(&q, PROBLEM_FORWARD);
+    expect_same_outputs(&p, &q, PROBLEM_FORWARD, "that of the weight it stands for");
+    if (i % 3 == 0) p.o.save_gate_up = 0; /* recomputed: as the forward */
+    round_weights(&q, &o.mx.weights, 1);
+    call_quantized(&p, PROBLEM_BACKWARD, &w), call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&p, &q, PROBLEM_BACKWARD, "that of the weight it stands for, rounded across");
+    free_quantized(&w);
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ----------------------------------------------------------------------------------------- the same bits everywhere */
+
+static void run_step(struct problem *p, int32_t threads, moe_schedule schedule) {
+  struct test_pool pool = {.seed = p->o.seed + (uint64_t)threads};
+  moe_context ctx = {.num_threads = threads,
+                     .schedule = schedule,
+                     .parallel_for = test_pool_parallel_for,
+                     .parallel_for_user = &pool};
+  enum problem_op op;
+  char text[700];
+  if (problem_run_all(p, &ctx, &op) == MOE_OK) return;
+  describe(p, text, sizeof text);
+  fail_msg("%s: %s\nrepro: %s", problem_op_name(op), ctx.message, text);
+}
+
+static struct problem_options step_options(int64_t i, moe_dtype dtype, uint64_t *rng) {
+  const uint64_t seed = 76000 + (uint64_t)i;
+  struct problem_options o = i % 5 == 4 ? problem_options_long(seed, dtype, (int)(i / 5 % PROBLEM_LONG_SHAPES))
+                                        : problem_options_random(seed, dtype);
+  o.mx = operands(rng, i % 2 ? 15 : test_random_range(rng, 0, 15));
+  if (i % 10 == 0) o.H = 512, o.I = 36, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_STRIDED_X4;
+  if (i % 10 == 3) o.H = 96, o.I = 64, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_WRAPX;
+  return o;
+}
+
+static void test_bits(void **state) {
+  static const int32_t threads[] = {1, 2, 3, 7};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 47 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(25, 4); i++) {
+    const struct problem_options o = step_options(i, dtype, &rng);
+    struct problem p, q;
+    assert_true(problem_open(&p, &o, NULL, NULL) && problem_open(&q, &o, NULL, NULL));
+    assert_true(test_use_isa(MOE_ISA_SCALAR));
+    run_step(&p, 1, MOE_SCHEDULE_PING_PONG);
+    for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+      const int64_t n = i + isa;
+      if (!test_use_isa(isa)) continue;
+      run_step(&q, threads[n % 4], (moe_schedule)(n % 3));
+      for (int id = 0; id < PT_COUNT; id++) expect_same(&q, &p, id, "scalar's on one thread");
+    }
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* NaN and infinity in one token: no other's output changes. */
+static void test_nan_stays(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 48 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(16, 4); i++) {
+    struct problem_options o = plain_options(77000 + (uint64_t)i, dtype, 70, 40);
+    o.T = 30;
+    o.mx = all_operands(&rng);
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&q, &p, &o.mx);
+    test_tensor x = problem_typed(&q, PT_HIDDEN_STATES), y = problem_typed(&q, PT_OUTPUT);
+    test_tensor_set(&x, 11 * o.H + 3, (double)NAN), test_tensor_set(&x, 11 * o.H + 50, HUGE_VAL);
+    call(&p, PROBLEM_FORWARD), call(&q, PROBLEM_FORWARD);
+    assert_true(isnan(test_tensor_get(&y, 11 * o.H)));
+    const size_t row = problem_tensor_bytes(&q, PT_OUTPUT) / (size_t)problem_output_rows(&o);
+    memcpy(q.tensor[PT_OUTPUT].data + 11 * row, p.tensor[PT_OUTPUT].data + 11 * row, row);
+    expect_same(&q, &p, PT_OUTPUT, "that without a NaN in token 11");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------------ memory and errors */
+
+/* Exactly workspace_size bytes against an inaccessible page, full of NaN. */
+static void test_workspace(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 49 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(40, 4); i++) {
+    struct problem_options o = step_options(i, dtype, &rng);
+    struct problem p, q;
+    if (i % 5 != 4) o.mx = all_operands(&rng);
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&q, &p, &o.mx);
+    for (int op = PROBLEM_FORWARD; op <= PROBLEM_BACKWARD; op++) {
+      moe_context ctx = {.num_threads = (int32_t)(1 + i % 3)};
+      struct problem_args args;
+      size_t bytes = 0;
+      problem_make_args(&q, &args);
+      assert_int_equal(problem_workspace_size((enum problem_op)op, &ctx, &args, &bytes), MOE_OK);
+      struct guarded g = guard_alloc(bytes, i % 2 ? GUARD_AFTER : GUARD_BEFORE);
+      assert_non_null(g.data);
+      memset(g.data, 0xff, bytes);
+      problem_set_workspace((enum problem_op)op, &args, g.data, bytes - 1);
+      assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), MOE_ERROR_WORKSPACE);
+      problem_set_workspace((enum problem_op)op, &args, g.data, bytes);
+      assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), MOE_OK);
+      guard_free(&g);
+      call(&p, (enum problem_op)op);
+    }
+    for (int id = 0; id < PT_COUNT; id++) expect_same(&q, &p, id, "that in other memory");
+    close_problem(&p), close_problem(&q);
+  }
+  test_use_best_isa();
+}
+
+/* Both functions refuse these operands and write nothing; the message names what is wrong. */
+static void refused(struct problem *p, const moe_mx_operands *mx, moe_status status, const char *name) {
+  for (int op = PROBLEM_FORWARD; op <= PROBLEM_BACKWARD; op++) {
+    moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+    struct problem_args args;
+    struct problem before;
+    size_t bytes = 0;
+    open_copy(&before, p, &p->o.mx);
+    p->o.mx = *mx;
+    problem_make_args(p, &args);
+    assert_int_equal(problem_workspace_size((enum problem_op)op, &ctx, &args, &bytes), status);
+    assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), status);
+    if (strstr(ctx.message, name) == NULL) fail_msg("\"%s\" does not name %s", ctx.message, name);
+    for (int id = 0; id < PT_COUNT; id++) expect_same(p, &before, id, "that before an error");
+    close_problem(&before);
+  }
+}
+
+static void test_bad_operands(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  struct problem_options o = plain_options(78000, dtype, 64, 32);
+  struct problem p;
+  uint64_t rng = 50;
+  open_routed(&p, &o, &rng, 0);
+#define REFUSED(field, value, name)                          \
+  do {                                                       \
+    moe_mx_operands mx = all_operands(&rng);                 \
+    mx.field = (value);                                      \
+    refused(&p, &mx, MOE_ERROR_INVALID_OPTION, name);        \
+  } while (0)
+#define REFUSED_EACH(field, value)                    \
+  REFUSED(activations.field, value, "mx.activations"); \
+  REFUSED(weights.field, value, "mx.weights");         \
+  REFUSED(gradients.field, value, "mx.gradients")
+  REFUSED_EACH(enabled, 2);
+  REFUSED_EACH(enabled, -1);
+  REFUSED_EACH(element, (moe_element)ELEMENTS);
+  REFUSED_EACH(element, (moe_element)-1);
+  REFUSED_EACH(scale_rule, (moe_scale_rule)RULES);
+  REFUSED_EACH(scale_rule, (moe_scale_rule)-1);
+  REFUSED_EACH(cast, 4);
+  REFUSED_EACH(cast, 0x80000000u);
+  REFUSED(weight_grads, 2, "mx.weight_grads");
+  REFUSED(weight_grads, -1, "mx.weight_grads");
+  REFUSED(activation_layout, (moe_mx_layout)LAYOUTS, "mx.activation_layout");
+  REFUSED(activation_layout, (moe_mx_layout)-1, "mx.activation_layout");
+  close_problem(&p);
+}
+
+/* H for x with two parts, I for m with one. */
+static void test_bad_layouts(void **state) {
+  static const struct {
+    int64_t H, I;
+    moe_mx_layout layout;
+  } bad[] = {{256, 32, MOE_MX_LAYOUT_NKI_STRIDED_X4}, {512, 34, MOE_MX_LAYOUT_NKI_STRIDED_X4},
+             {516, 32, MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4}, {512, 2, MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4},
+             {48, 32, MOE_MX_LAYOUT_NKI_WRAPX}, {64, 36, MOE_MX_LAYOUT_NKI_WRAPX},
+             {31, 32, MOE_MX_LAYOUT_NKI_WRAPX_WHOLE}, {64, 31, MOE_MX_LAYOUT_NKI_WRAPX_WHOLE},
+             {33, 32, MOE_MX_LAYOUT_NKI_1X32}, {64, 40, MOE_MX_LAYOUT_NKI_1X32}, {40, 32, MOE_MX_LAYOUT_GPT_OSS},
+             {64, 16, MOE_MX_LAYOUT_GPT_OSS}, {16, 32, MOE_MX_LAYOUT_GGML}, {64, 8, MOE_MX_LAYOUT_GGML}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    struct problem_options o = plain_options(79000 + i, dtype, bad[i].H, bad[i].I);
+    uint64_t rng = i;
+    moe_mx_operands mx = all_operands(&rng);
+    struct problem p;
+    open_routed(&p, &o, &rng, 0);
+    mx.activation_layout = bad[i].layout;
+    refused(&p, &mx, MOE_ERROR_INVALID_SHAPE, "");
+    mx.activations.enabled = 0; /* then the layout has no say */
+    p.o.mx = mx;
+    call(&p, PROBLEM_FORWARD);
+    close_problem(&p);
+  }
+}
+
+static void test_packed_weights(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int which = 0; which < 2; which++) {
+    struct problem_options o = plain_options(79500, dtype, 40, 36);
+    moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+    struct problem_args args;
+    struct problem p, before;
+    uint64_t rng = 51;
+    o.mx.weights = random_rounding(&rng);
+    open_routed(&p, &o, &rng, 0);
+    open_copy(&before, &p, &o.mx);
+    problem_make_args(&p, &args);
+    *(which ? &args.forward.layer.packed_down_weight : &args.forward.layer.packed_gate_up_weight) = &p;
+    assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_ERROR_INVALID_OPTION);
+    assert_non_null(strstr(ctx.message, "mx.weights"));
+    for (int id = 0; id < PT_COUNT; id++) expect_same(&p, &before, id, "that before an error");
+    close_problem(&p), close_problem(&before);
+  }
 }
 
 int main(void) {
   static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define OF(test, dtype) {#test " " #dtype, test, NULL, NULL, &dtype}
+#define EACH_DTYPE(test)                                                                                   \
+  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {                      \
+    #test " fp16", test, NULL, NULL, &fp16                                                                 \
+  }
   const struct CMUnitTest tests[] = {
-      OF(test_weights, f32),         OF(test_weights, bf16),         OF(test_weights, fp16),
-      OF(test_chain, f32),           OF(test_chain, bf16),           OF(test_bits_everywhere, f32),
-      OF(test_bits_everywhere, bf16), OF(test_bits_everywhere, fp16), cmocka_unit_test(test_bad_input),
+      EACH_DTYPE(test_by_hand), EACH_DTYPE(test_every_rounding), EACH_DTYPE(test_long_shapes), EACH_DTYPE(test_layouts),
+      EACH_DTYPE(test_rows), EACH_DTYPE(test_weights_beforehand), EACH_DTYPE(test_hidden_states_beforehand),
+      EACH_DTYPE(test_gradients_apart), EACH_DTYPE(test_nothing_to_round), EACH_DTYPE(test_recomputed),
+      EACH_DTYPE(test_quantized), EACH_DTYPE(test_bits), EACH_DTYPE(test_nan_stays), EACH_DTYPE(test_workspace),
+      EACH_DTYPE(test_bad_operands), EACH_DTYPE(test_bad_layouts), EACH_DTYPE(test_packed_weights),
   };
-  return cmocka_run_group_tests_name("mx_operands", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("mx operands", tests, NULL, NULL);
 }

@@ -10,11 +10,13 @@ typedef struct moe_mx_round_ {
 } moe_mx_round_;
 
 MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
-  if (rounding->enabled < 0 || rounding->enabled > 1 || (int)rounding->element < 0 ||
-      (int)rounding->element >= MOE_ELEMENT_COUNT_ || (int)rounding->scale_rule < 0 ||
-      rounding->scale_rule > MOE_SCALE_NEAREST)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has a field outside its enum");
-  return moe_check_cast_(ctx, rounding->cast);
+  MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
+  if (!rounding->enabled) return MOE_OK;
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_NEAREST + 1));
+  if (rounding->cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits in its cast");
+  return MOE_OK;
 }
 
 MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
@@ -25,6 +27,7 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
   r.format = moe_element_format_of_(rounding->element);
   r.rule = rounding->scale_rule;
   r.cast = moe_cast_of_(rounding->element, rounding->cast);
+  r.cast.infinity = moe_cast_of_(rounding->element, 0).infinity; /* saturating is for numbers */
   return r;
 }
 
@@ -46,8 +49,18 @@ MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r
     moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
 }
 
+/* Of dtype again: at both ends of fp16's range a rounded number need not be one. Rounded f32 and bf16 are. */
+MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
+  moe_fp16 fitted[MOE_PANEL];
+  for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_PANEL) {
+    kernels->store_row[dtype](fitted, x + i, moe_min_(MOE_PANEL, n - i));
+    kernels->load_row[dtype](x + i, fitted, moe_min_(MOE_PANEL, n - i));
+  }
+}
+
 /* A group down every column of a panel of k <= 32 rows. */
-MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, float *panel, int64_t k) {
+MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
+                                int64_t k) {
   float rows[MOE_PANEL * MOE_PANEL], columns[MOE_PANEL * MOE_PANEL];
   memcpy(rows, panel, (size_t)(k * MOE_PANEL) * sizeof *rows);
   memset(rows + k * MOE_PANEL, 0, sizeof rows - (size_t)(k * MOE_PANEL) * sizeof *rows);
@@ -55,6 +68,7 @@ MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ 
   for (int64_t j = 0; j < MOE_PANEL; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_PANEL, k);
   kernels->transpose_tile(rows, columns, MOE_PANEL, k);
   memcpy(panel, rows, (size_t)(k * MOE_PANEL) * sizeof *rows);
+  moe_mx_fit_(kernels, dtype, panel, k * MOE_PANEL);
 }
 
 /* k rows of n <= 64 elements as a panel of either kind, rounded down its columns. */
@@ -68,7 +82,7 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
     if (part.index) part.index += at;
     else part.base += at * part.stride;
     kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_PANEL, &part, count, n);
-    moe_mx_round_panel_(kernels, r, group, count);
+    moe_mx_round_panel_(kernels, r, dtype, group, count);
     if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, group, count);
     else memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
   }
@@ -82,6 +96,7 @@ typedef struct moe_rounded_ {
   moe_right_ (*right)(const void *arg, int64_t expert);
   const void *arg;
   int64_t segment; /* groups start anew every so many elements of the contraction */
+  moe_dtype dtype; /* of the elements */
 } moe_rounded_;
 
 /* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on it. */
@@ -97,7 +112,7 @@ MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kern
     const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
     const int64_t n = moe_min_(MOE_MX_GROUP_, moe_min_(segment + rounded->segment, right->k) - first);
     moe_pack_right_(kernels, MOE_PANEL_F32, &inner, first, n, group);
-    moe_mx_round_panel_(kernels, rounded->round, group, n);
+    moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, group, n);
     end = moe_min_(first + n, from + k);
     memcpy(panel + (at - from) * MOE_PANEL, group + (at - first) * MOE_PANEL,
            (size_t)((end - at) * MOE_PANEL) * sizeof *panel);

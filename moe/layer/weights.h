@@ -51,14 +51,16 @@ MOE_FN moe_right_ moe_weights_gate_up_across_(const moe_blockwise_ *call, int64_
   return moe_rounded_right_(&call->rounded_gate_up_across, expert, moe_weights_gate_up_across_as_given_(call, expert));
 }
 
-/* The call must stay where it is. */
+/* What a quantised weight stands for is a float. The call must stay where it is. */
 MOE_FN void moe_weights_resolve_(moe_blockwise_ *call) {
   const moe_mx_round_ *round = &call->round_weights;
   const int64_t H = call->layer.H, I = call->layer.I;
-  call->rounded_gate_up = (moe_rounded_){round, moe_weights_gate_up_as_given_, call, H};
-  call->rounded_down = (moe_rounded_){round, moe_weights_down_as_given_, call, I};
-  call->rounded_down_across = (moe_rounded_){round, moe_weights_down_across_as_given_, call, H};
-  call->rounded_gate_up_across = (moe_rounded_){round, moe_weights_gate_up_across_as_given_, call, I};
+  const moe_dtype gate_up = call->gate_up.quantized.weight ? MOE_DTYPE_F32 : call->dtype;
+  const moe_dtype down = call->down.quantized.weight ? MOE_DTYPE_F32 : call->dtype;
+  call->rounded_gate_up = (moe_rounded_){round, moe_weights_gate_up_as_given_, call, H, gate_up};
+  call->rounded_down = (moe_rounded_){round, moe_weights_down_as_given_, call, I, down};
+  call->rounded_down_across = (moe_rounded_){round, moe_weights_down_across_as_given_, call, H, down};
+  call->rounded_gate_up_across = (moe_rounded_){round, moe_weights_gate_up_across_as_given_, call, I, gate_up};
 }
 
 #endif

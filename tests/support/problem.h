@@ -86,6 +86,7 @@ struct problem_options {
   int64_t T, H, I, E, K, B;
   moe_router_config router;
   moe_layer_config layer;
+  moe_mx_operands mx; /* problem_options_random leaves it off */
   int token_mask, router_bias, selection_bias, expert_bias; /* optional tensors that are given */
   int skip_token, dropping;                                 /* dropping: one block per expert */
   int no_conditions;

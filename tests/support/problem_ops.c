@@ -118,7 +118,8 @@ static moe_blockwise_layer make_layer(const struct problem *p) {
       .down_proj_bias = tensor_if(p, o->expert_bias, PT_DOWN_BIAS), .token_position_to_id = tensor(p, PT_TOKEN_IDS),
       .block_to_expert = tensor_if(p, !o->dropping, PT_BLOCK_EXPERT),
       .conditions = tensor_if(p, !o->no_conditions, PT_CONDITIONS),
-      .skip_token = o->skip_token, .checkpoint_dtype = o->checkpoint_dtype, .config = o->layer};
+      .skip_token = o->skip_token, .checkpoint_dtype = o->checkpoint_dtype, .config = o->layer,
+      .mx = o->mx};
 }
 
 static void make_layer_args(const struct problem *p, struct problem_args *a) {
