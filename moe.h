@@ -229,8 +229,10 @@ enum {
 MOE_ELEMENT_LIST(MOE_DECLARE_ELEMENT_)
 #undef MOE_DECLARE_ELEMENT_
 
-/* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255. Errors as above. */
+/* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255; and back: the exponent of |src[i]|, rounded
+   down, 0 for all below 2^-126, 255 for infinities and NaN. Errors as above. */
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
+moe_status moe_e8m0_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n);
 
 /* ------------------------------------------------------------------------------------------------- quantising to MX */
 
@@ -277,6 +279,39 @@ typedef struct moe_dequantize_mx_args {
   void *plain;
 } moe_dequantize_mx_args;
 moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args);
+
+/* ------------------------------------------------------------------------------------- quantising to scaled elements */
+
+/* A tensor [rows,columns] as element codes in the same order and binary32 scales, one per block of block_rows x block_columns
+   (0 = all of them; a last block may be smaller): 0,0 is static, 1,0 per token, 0,1 per column, 128,128 and 256,256 blocks.
+     scale      = amax/max in binary32, amax the block's largest finite magnitude, at least 2^-126; 1 where amax is 0;
+                  or as given
+     code[r,c]  = plain[r,c] * (1/scale), each rounded to binary32, then rounded once as `cast` says
+   Infinities and NaN as in moe_quantize_mx. No workspace; about 16 KiB of stack.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also a 4-bit element, or a given scale that is not finite and above
+   0), OVERFLOW, MISALIGNED, OVERLAP. */
+typedef struct moe_quantize_scaled_args {
+  moe_element element;   /* of 8 bits */
+  uint32_t cast;         /* MOE_CAST_* bits */
+  moe_dtype dtype;       /* of plain; DEFAULT = F32 */
+  int64_t rows, columns, block_rows, block_columns;
+  int scales_given;      /* 1: scales are an input */
+  const void *plain;     /* [rows,columns] */
+  uint8_t *codes;        /* [rows,columns] */
+  float *scales;         /* [ceil(rows/block_rows),ceil(columns/block_columns)] */
+} moe_quantize_scaled_args;
+moe_status moe_quantize_scaled(moe_context *ctx, const moe_quantize_scaled_args *args);
+
+/* plain = code*scale in binary32, rounded to dtype. Scales may be anything. Shapes and errors as above. */
+typedef struct moe_dequantize_scaled_args {
+  moe_element element;
+  moe_dtype dtype;
+  int64_t rows, columns, block_rows, block_columns;
+  const uint8_t *codes;
+  const float *scales;
+  void *plain;
+} moe_dequantize_scaled_args;
+moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_args *args);
 
 /* -------------------------------------------------------------------------------------------- layouts of MX weights */
 

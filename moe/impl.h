@@ -94,6 +94,7 @@ MOE_ARRANGE_BEGIN
 #include "layer/mx_layout.h"
 #include "layer/nki_vector.h"
 #include "layer/mx_quantize.h"
+#include "layer/scaled_quantize.h"
 #include "layer/mx_round.h"
 #include "layer/quantized.h"
 #include "layer/quantized_pack.h"

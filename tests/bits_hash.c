@@ -149,6 +149,57 @@ static void hash_mx(struct settings *set) {
 #undef HASH_ELEMENT
 }
 
+/* Random numbers of a quantised weight [E,K,parts,columns], as codes: words where the layout has words. */
+static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8_t *scales, int64_t count, uint64_t *seed) {
+  const uint32_t keep = w->element == MOE_ELEMENT_E2M1 ? 0xffffffffu : 0xbfbfbfbfu; /* no NaN */
+  float scale[2048];
+  for (int64_t i = 0; i < count; i += 4) {
+    const uint32_t word = (uint32_t)(test_random(seed) >> 17) & keep;
+    if (words) memcpy(codes + i, &word, 4); /* 8-bit elements: words are numbers, in this machine's order */
+    else for (int j = 0; j < 4; j++) codes[i + j] = (uint8_t)(word >> 8 * j);
+  }
+  for (int64_t i = 0; i < 8192; i++) scales[i] = (uint8_t)test_random_range(seed, 118, 126);
+  for (int i = 0; i < 2048; i++) scale[i] = (float)test_random_range(seed, 1, 9) * 0x1p-5f;
+  if (w->scaling != MOE_WEIGHT_MX) memcpy(scales, scale, sizeof scale);
+  w->codes = codes, w->scales = scales;
+}
+
+/* Forward and backward from quantised weights, and with operands rounded to MX. */
+static void hash_quantized(struct settings *set, moe_dtype dtype) {
+  static const moe_quantized_weight storage[] = {
+      {.element = MOE_ELEMENT_E2M1}, {.element = MOE_ELEMENT_E4M3FN}, {.element = MOE_ELEMENT_E2M1, .layout = MOE_MX_LAYOUT_GPT_OSS},
+      {.element = MOE_ELEMENT_E5M2, .layout = MOE_MX_LAYOUT_NKI_1X32}, {.element = MOE_ELEMENT_E4M3, .layout = MOE_MX_LAYOUT_NKI_WRAPX},
+      {.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_COLUMN_PER_EXPERT}, {.element = MOE_ELEMENT_E5M2, .scaling = MOE_WEIGHT_BLOCK, .block = 32}};
+  static uint8_t codes[2][1 << 16], scales[2][8192];
+  enum { STORAGES = sizeof storage / sizeof *storage };
+  for (int i = 0; i < STORAGES; i++) {
+    struct problem_options o = problem_options_random(4000 + (uint64_t)i, dtype);
+    struct problem p;
+    moe_quantized_weight w[2] = {storage[i], storage[i]};
+    uint64_t hash = 0, seed = (uint64_t)i;
+    o.T = 20, o.H = 64, o.I = 96, o.E = 3, o.K = 2, o.B = 8, o.nan_row = o.tiny_rows = o.empty_expert = 0;
+    o.mx.gradients.enabled = o.mx.activations.enabled = o.mx.weights.enabled = o.mx.weight_grads = i & 1;
+    problem_options_settle(&o);
+    if (!problem_open(&p, &o, NULL, NULL)) exit(1);
+    for (int j = 0; j < 2; j++) make_codes(&w[j], storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX, codes[j], scales[j], 1 << 16, &seed);
+    for (int op = 0; op <= PROBLEM_BACKWARD; op++) {
+      struct problem_args args;
+      size_t bytes = 0;
+      problem_make_args(&p, &args);
+      args.forward.layer.quantized_gate_up_weight = args.backward.layer.quantized_gate_up_weight = &w[0];
+      args.forward.layer.quantized_down_weight = args.backward.layer.quantized_down_weight = &w[1];
+      if (problem_workspace_size((enum problem_op)op, &set->ctx, &args, &bytes) != MOE_OK) fail("quantized", &set->ctx);
+      void *workspace = malloc(bytes + 1);
+      problem_set_workspace((enum problem_op)op, &args, workspace, bytes);
+      if (problem_call((enum problem_op)op, &set->ctx, &args) != MOE_OK) fail("quantized", &set->ctx);
+      free(workspace);
+      hash = problem_hash(&p, hash, (enum problem_op)op);
+    }
+    printf("quantized %d      %s %016llx\n", i, problem_dtype_name(dtype), (unsigned long long)hash);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
 static int limit_isa(const char *name) {
   for (int isa = 0; isa <= MOE_ISA_AVX512BF16; isa++)
     if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
@@ -188,5 +239,6 @@ int main(int argc, char **argv) {
   hash_arrays(&set);
   hash_mx(&set);
   for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_layers(&set, (moe_dtype)dtype);
+  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_quantized(&set, (moe_dtype)dtype);
   return 0;
 }

@@ -69,6 +69,10 @@ example() { # the command that README shows, in a fresh copy without anything bu
     cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h"
 }
 
+gpt_oss() { # checks itself against the model's formulas
+  cc -O2 -I"$root" "$root/examples/gpt_oss_layer.c" -o "$work/gpt_oss_layer" -lm && "$work/gpt_oss_layer"
+}
+
 if check "amalgamate.py makes one file without quoted includes" amalgamate; then
   for compiler in $(compilers); do check "$compiler: that file compiles alone" alone "$compiler"; done
   check "that file gives the same bits" same_hashes
@@ -82,4 +86,5 @@ if [ -f "$root/examples/train_lm.c" ]; then
 else
   skip "examples/train_lm.c"
 fi
+check "examples/gpt_oss_layer.c agrees with the model's formulas" gpt_oss
 finish

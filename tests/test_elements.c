@@ -139,6 +139,22 @@ static void test_every_scale(void **state) {
   assert_int_equal(bits_of(actual[255]), 0x7fc00000u);
 }
 
+/* Every exponent with its ends and a middle, either sign. */
+static void test_scales_from_floats(void **state) {
+  (void)state;
+  static const uint32_t fraction[] = {0, 1, 0x400000, 0x7fffff};
+  float x[256 * 8];
+  uint8_t codes[256 * 8];
+  for (uint32_t i = 0; i < 256 * 8; i++) x[i] = float_of(i / 8 << 23 | fraction[i % 4] | (i & 4) << 29);
+  assert_int_equal(moe_e8m0_from_f32(NULL, codes, x, 256 * 8), MOE_OK);
+  for (int i = 0; i < 256 * 8; i++) {
+    int exponent = 0;
+    if (isfinite(x[i]) && fabsf(x[i]) >= 0x1p-126f) frexpf(x[i], &exponent);
+    assert_int_equal(codes[i], !isfinite(x[i]) ? 255 : exponent == 0 && fabsf(x[i]) < 0x1p-126f ? 0 : exponent + 126);
+  }
+  assert_int_equal(moe_e8m0_from_f32(NULL, NULL, x, 4), MOE_ERROR_NULL_ARGUMENT);
+}
+
 /* n elements both ways: right, the high half of an odd number's last byte 0 out and ignored in, nothing beyond
    touched. */
 static void check_tail(const struct element *f, const float *x, int64_t n, uint32_t cast) {
@@ -229,6 +245,7 @@ static void test_bad_arguments(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_oracle),       cmocka_unit_test(test_every_scale),
+      cmocka_unit_test(test_scales_from_floats),
       EACH_ELEMENT(test_every_code),       EACH_ELEMENT(test_tails),
       EACH_ELEMENT(test_threads),          EACH_ELEMENT(test_bad_arguments),
       EACH_ELEMENT(test_from_every_float),

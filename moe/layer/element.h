@@ -73,8 +73,14 @@ MOE_FN void moe_e8m0_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   const int64_t end = moe_min_(job->n, (item + 1) * MOE_ELEMENT_PIECE_);
   (void)turn;
   for (int64_t i = item * MOE_ELEMENT_PIECE_; i < end; i++) {
-    const uint32_t bits = moe_e8m0_bits_(job->codes[i]);
-    memcpy(job->to + i, &bits, 4);
+    uint32_t bits;
+    if (job->codes) {
+      bits = moe_e8m0_bits_(job->codes[i]);
+      memcpy(job->to + i, &bits, 4);
+    } else {
+      memcpy(&bits, job->from + i, 4);
+      job->to_codes[i] = (uint8_t)(bits >> 23 & 255u);
+    }
   }
 }
 
@@ -123,6 +129,12 @@ moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int
   moe_element_job_ job = {0};
   job.format.bits = 8, job.n = n, job.codes = src, job.to = dst;
   return moe_element_run_(ctx, &job, 1, moe_e8m0_piece_);
+}
+
+moe_status moe_e8m0_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n) {
+  moe_element_job_ job = {0};
+  job.format.bits = 8, job.n = n, job.from = src, job.to_codes = dst;
+  return moe_element_run_(ctx, &job, 0, moe_e8m0_piece_);
 }
 
 #endif

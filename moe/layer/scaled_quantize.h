@@ -1,0 +1,183 @@
+/* moe_quantize_scaled and moe_dequantize_scaled: blocks of 8-bit elements under one binary32 scale. */
+#ifndef MOE_LAYER_SCALED_QUANTIZE_H
+#define MOE_LAYER_SCALED_QUANTIZE_H
+
+typedef struct moe_scaled_job_ {
+  moe_kernels kernels;
+  moe_element_format_ format;
+  moe_cast_ cast;
+  moe_dtype dtype;
+  int decode, given;
+  int64_t rows, columns, size;
+  int64_t block_rows, block_columns, across; /* across: blocks side by side */
+  int64_t span, spans;                       /* columns of an item, which are whole blocks; items side by side */
+  const char *from;
+  char *to; /* plain, one of the two */
+  const uint8_t *codes;
+  uint8_t *to_codes;
+  const float *scales;
+  float *to_scales;
+  float largest;
+} moe_scaled_job_;
+
+/* Columns that are looked at together. */
+enum { MOE_SCALED_STRIP_ = 1024 };
+
+/* The columns [first, first+n) of an item's rows [row, end). */
+typedef struct moe_scaled_area_ {
+  int64_t row, end, first, n;
+} moe_scaled_area_;
+
+MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
+  return job->scales + row / job->block_rows * job->across + column / job->block_columns;
+}
+
+MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
+  const int64_t at = row * job->columns + column;
+  if (job->decode)
+    job->kernels.load_codes[1](x, job->codes + at, n, &job->format);
+  else
+    job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
+}
+
+MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, const float *x, int64_t n) {
+  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude(x, n);
+  return most < 0x7f800000u ? most : moe_mx_finite_magnitude_(x, n);
+}
+
+MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
+  float x;
+  memcpy(&x, &amax, 4);
+  x /= job->largest;
+  return amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+}
+
+/* The scales of an item's blocks: of many narrow ones, or of one that may be wider than a strip. */
+MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
+  float x[MOE_SCALED_STRIP_];
+  uint32_t amax[MOE_SCALED_STRIP_] = {0};
+  float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
+  const int64_t blocks = moe_ceil_div_(a->n, job->block_columns);
+  for (int64_t row = a->row; row < a->end; row++)
+    for (int64_t at = 0, n; at < a->n; at += n) {
+      n = moe_min_(MOE_SCALED_STRIP_, a->n - at);
+      moe_scaled_load_(job, x, row, a->first + at, n);
+      for (int64_t i = 0; i < n; i += job->block_columns) {
+        const uint32_t most = moe_scaled_magnitude_(job, x + i, moe_min_(job->block_columns, n - i));
+        uint32_t *block = amax + (at + i) / job->block_columns;
+        if (most > *block) *block = most;
+      }
+    }
+  for (int64_t b = 0; b < blocks; b++) scales[b] = moe_scaled_scale_of_(job, amax[b]);
+}
+
+/* Column by column: the scales, or their reciprocals. */
+MOE_FN void moe_scaled_factors_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t at, int64_t n,
+                                float *factor) {
+  for (int64_t i = 0, end; i < n; i = end) {
+    const int64_t column = a->first + at + i;
+    const float scale = *moe_scaled_scale_(job, a->row, column), value = job->decode ? scale : 1.0f / scale;
+    end = moe_min_(n, i + job->block_columns - column % job->block_columns);
+    for (int64_t j = i; j < end; j++) factor[j] = value;
+  }
+}
+
+MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
+  float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
+  for (int64_t at = 0, n; at < a->n; at += n) {
+    n = moe_min_(MOE_SCALED_STRIP_, a->n - at);
+    moe_scaled_factors_(job, a, at, n, factor);
+    for (int64_t row = a->row; row < a->end; row++) {
+      const int64_t place = row * job->columns + a->first + at;
+      moe_scaled_load_(job, x, row, a->first + at, n);
+      job->kernels.multiply_row(x, factor, n);
+      if (job->decode)
+        job->kernels.store_row[job->dtype](job->to + place * job->size, x, n);
+      else
+        job->kernels.store_codes[1](job->to_codes + place, x, n, &job->format, &job->cast);
+    }
+  }
+}
+
+MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
+  moe_scaled_area_ a = {item / job->spans * job->block_rows, 0, item % job->spans * job->span, 0};
+  a.end = moe_min_(job->rows, a.row + job->block_rows);
+  a.n = moe_min_(job->span, job->columns - a.first);
+  (void)turn;
+  if (!job->decode && !job->given) moe_scaled_find_(job, &a);
+  moe_scaled_convert_(job, &a);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+MOE_FN moe_status moe_scaled_check_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_positive_(ctx, "rows", job->rows));
+  MOE_TRY(moe_check_positive_(ctx, "columns", job->columns));
+  if (job->block_rows < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_rows", "is negative");
+  if (job->block_columns < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_columns", "is negative");
+  job->format = moe_element_format_of_(element);
+  if (job->format.bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits");
+  job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
+  job->size = moe_dtype_bytes_(job->dtype);
+  job->block_rows = job->block_rows ? moe_min_(job->block_rows, job->rows) : job->rows;
+  job->block_columns = job->block_columns ? moe_min_(job->block_columns, job->columns) : job->columns;
+  job->across = moe_ceil_div_(job->columns, job->block_columns);
+  const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), codes = moe_mul_(job->rows, job->columns);
+  const int64_t scales = moe_mul3_(moe_ceil_div_(job->rows, job->block_rows), job->across, 4);
+  const moe_tensor_ quantize[] = {{"plain", job->from, plain, job->size, MOE_INPUT},
+                                  {"codes", job->to_codes, codes, 1, MOE_OUTPUT},
+                                  {"scales", job->scales, scales, 4, job->given ? MOE_INPUT : MOE_OUTPUT}};
+  const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
+                                    {"scales", job->scales, scales, 4, MOE_INPUT},
+                                    {"plain", job->to, plain, job->size, MOE_OUTPUT}};
+  MOE_TRY(moe_check_tensors_(ctx, job->decode ? dequantize : quantize, 3, 0));
+  for (int64_t i = 0; i < scales / 4 && job->given; i++) {
+    MOE_TRY(moe_check_finite_(ctx, "scales", job->scales + i));
+    if (job->scales[i] <= 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "scales", "must be above 0");
+  }
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
+  MOE_TRY(moe_scaled_check_(ctx, job, element));
+  const uint8_t most = (uint8_t)job->format.max;
+  job->kernels = moe_kernels_();
+  job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
+  job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
+  job->spans = moe_ceil_div_(job->columns, job->span);
+  const moe_work_ work = {moe_ceil_div_(job->rows, job->block_rows) * job->spans, moe_scaled_item_, job, NULL};
+  moe_run_(ctx, &work, 1);
+  return moe_succeed_(ctx);
+}
+
+moe_status moe_quantize_scaled(moe_context *ctx, const moe_quantize_scaled_args *args) {
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_scaled_job_ job = {0};
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
+  job.cast = moe_cast_of_(args->element, args->cast);
+  job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job.dtype = args->dtype, job.given = args->scales_given;
+  job.rows = args->rows, job.columns = args->columns;
+  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
+  job.from = (const char *)args->plain, job.to_codes = args->codes;
+  job.scales = job.to_scales = args->scales;
+  return moe_scaled_run_(ctx, &job, args->element);
+}
+
+moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_args *args) {
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_scaled_job_ job = {0};
+  job.decode = 1, job.dtype = args->dtype;
+  job.rows = args->rows, job.columns = args->columns;
+  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
+  job.to = (char *)args->plain, job.codes = args->codes, job.scales = args->scales;
+  return moe_scaled_run_(ctx, &job, args->element);
+}
+
+#endif
