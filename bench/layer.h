@@ -27,8 +27,8 @@ typedef struct bench_layer {
   const struct bench_weights *storage;
   void *wgu, *wd; /* BENCH_EXPERTS; or: */
   moe_quantized_weight quantized_wgu, quantized_wd;
-  double stored; /* bytes of one expert's weights */
-  void *dy, *dx, *dwgu, *dwd, *checkpoint;     /* BENCH_GRADIENTS */
+  double stored;                           /* bytes of one expert's weights */
+  void *dy, *dx, *dwgu, *dwd, *checkpoint; /* BENCH_GRADIENTS */
   float *daffinities;
   bench_packed packed_wgu, packed_wd, packed_w; /* BENCH_PACKED, the last one BENCH_GEMM */
   void *products;                               /* BENCH_GEMM: [T*K,2I] */
@@ -36,7 +36,9 @@ typedef struct bench_layer {
   void *router;                                 /* BENCH_ROUTER: [H,E], and what the router writes */
   float *logits, *chosen_weights;
   int32_t *chosen;
-  float *plain; /* BENCH_ARRAYS: [T,H] */
+  float *plain;   /* BENCH_ARRAYS: [T,H]; or, quantised: */
+  uint8_t *codes; /*   of x, as `storage` says, */
+  void *scales;   /*   rows of E8M0 bytes or a float per row */
   void *workspace;
   size_t workspace_bytes;
   int64_t bytes; /* of all tensors */

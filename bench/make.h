@@ -116,6 +116,13 @@ static void bench_alloc_weights(moe_context *ctx, bench_layer *layer) {
   layer->stored = 3.0 * (double)s.H * (double)s.I * (double)layer->size;
 }
 
+static void bench_alloc_codes(moe_context *ctx, bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  layer->codes = (uint8_t *)bench_alloc(layer, s.T * s.H, 1);
+  layer->scales = bench_alloc(layer, s.T * ((s.H + 31) / 32 + 4), 1);
+  bench_expect(ctx, bench_quantize_x(ctx, layer));
+}
+
 /* B = 0: 128 rows a block, fewer where there are fewer tokens. The layer is routed, its checkpoint filled. */
 static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype *dtype, const bench_weights *storage,
                               int64_t B, double skew, unsigned parts) {
@@ -131,7 +138,8 @@ static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype
   bench_alloc_routing(&layer);
   bench_expect(ctx, bench_route_blocks(ctx, &layer));
   if (parts & BENCH_ROUTER) bench_alloc_router(&layer);
-  if (parts & BENCH_ARRAYS) {
+  if ((parts & BENCH_ARRAYS) && storage->name) bench_alloc_codes(ctx, &layer);
+  if ((parts & BENCH_ARRAYS) && !storage->name) {
     layer.plain = (float *)bench_alloc(&layer, s.T * s.H, 4);
     bench_expect(ctx, bench_to_f32(ctx, dtype->dtype, layer.plain, layer.x, s.T * s.H));
   }
@@ -183,6 +191,8 @@ static void bench_free(bench_layer *layer) {
                  layer->chosen_weights,
                  layer->chosen,
                  layer->plain,
+                 layer->codes,
+                 layer->scales,
                  layer->workspace};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

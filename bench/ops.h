@@ -99,8 +99,7 @@ static moe_status bench_run_pack(moe_context *ctx, const bench_layer *layer) {
 }
 
 static double bench_pack_bytes(const bench_layer *layer) {
-  return (double)layer->shape.E * layer->stored + (double)layer->packed_wgu.bytes +
-         (double)layer->packed_wd.bytes;
+  return (double)layer->shape.E * layer->stored + (double)layer->packed_wgu.bytes + (double)layer->packed_wd.bytes;
 }
 
 /* ------------------------------------------------------------------------------------------------------ the routing */
@@ -136,17 +135,20 @@ static double bench_route_bytes(const bench_layer *layer) {
 /* -------------------------------------------------------------------------------------------------- the conversions */
 
 static moe_status bench_run_quantize(moe_context *ctx, const bench_layer *layer) {
+  if (layer->codes) return bench_quantize_x(ctx, layer);
   return bench_from_f32(ctx, layer->dtype->dtype, layer->y, layer->plain, layer->shape.T * layer->shape.H);
 }
 
 static moe_status bench_run_dequantize(moe_context *ctx, const bench_layer *layer) {
+  if (layer->codes) return bench_dequantize_x(ctx, layer);
   return bench_to_f32(ctx, layer->dtype->dtype, layer->plain, layer->x, layer->shape.T * layer->shape.H);
 }
 
 static double bench_no_flops(const bench_layer *layer) { return (void)layer, 0; }
 
 static double bench_convert_bytes(const bench_layer *layer) {
-  return bench_row_bytes(layer) * (1 + 4 / (double)layer->size);
+  const double other = layer->codes ? bench_code_bytes(layer) : 4;
+  return bench_row_bytes(layer) * (1 + other / (double)layer->size);
 }
 
 /* -------------------------------------------------------------------------------------------------------- the table */

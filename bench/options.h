@@ -26,9 +26,11 @@ static void bench_usage(FILE *out) {
       "usage: moe_bench [--op OP] [--dtype bf16|fp16|f32] [--weights TYPE] [--shape T,H,I,E,K] [--threads N]\n"
       "                 [--isa scalar|avx2|avx512|avx512bf16] [--skew S] [--block B] [--repeats N] [--warm] [--json]\n"
       "       moe_bench --sweep | --suite [the options above]\n"
-      "OP: fwd, bwd, dx (bwd without weight gradients), decode (a forward of few tokens), route, quantize, dequantize, gemm, pack;\n"
+      "OP: fwd, bwd, dx (bwd without weight gradients), decode (a forward of few tokens), route, quantize, dequantize, "
+      "gemm, pack;\n"
       "    all (fwd and bwd, the default), convert (quantize and dequantize)\n"
-      "  --weights  how the experts' weights are stored: the dtype's own name, mxfp4, mxfp8, mxfp8_e5m2, fp8, fp8_block,\n"
+      "  --weights  how the experts' weights are stored: the dtype's own name, mxfp4, mxfp8, mxfp8_e5m2, fp8, "
+      "fp8_block,\n"
       "             mxfp4_gpt_oss, mxfp4_ggml, mxfp4_x4, mxfp8_x4\n"
       "  --threads  all processors by default\n"
       "  --skew     this share of the tokens has expert 0 among its K\n"
@@ -104,51 +106,21 @@ static int bench_processors(void) {
 
 static void bench_parse_option(bench_options *o, int c, const char *value) {
   switch (c) {
-  case 'o':
-    bench_parse_op(o, value);
-    break;
-  case 'd':
-    bench_parse_dtype(o, value);
-    break;
-  case 'w':
-    o->weights_name = value;
-    break;
-  case 's':
-    bench_parse_shape(o, value);
-    break;
-  case 't':
-    o->threads = (int)bench_parse_count(value, POOL_MAX);
-    break;
-  case 'i':
-    o->isa = value;
-    break;
-  case 'k':
-    o->skew = bench_parse_share(value);
-    break;
-  case 'b':
-    o->B = bench_parse_count(value, INT32_MAX);
-    break;
-  case 'r':
-    o->repeats = (int)bench_parse_count(value, BENCH_RUNS_MAX);
-    break;
-  case 'a':
-    o->warm = 1;
-    break;
-  case 'j':
-    o->json = 1;
-    break;
-  case 'p':
-    o->sweep = 1;
-    break;
-  case 'u':
-    o->suite = 1;
-    break;
-  case 'h':
-    bench_usage(stdout);
-    exit(0);
-  default:
-    bench_usage(stderr);
-    exit(2);
+    case 'o': bench_parse_op(o, value); break;
+    case 'd': bench_parse_dtype(o, value); break;
+    case 'w': o->weights_name = value; break;
+    case 's': bench_parse_shape(o, value); break;
+    case 't': o->threads = (int)bench_parse_count(value, POOL_MAX); break;
+    case 'i': o->isa = value; break;
+    case 'k': o->skew = bench_parse_share(value); break;
+    case 'b': o->B = bench_parse_count(value, INT32_MAX); break;
+    case 'r': o->repeats = (int)bench_parse_count(value, BENCH_RUNS_MAX); break;
+    case 'a': o->warm = 1; break;
+    case 'j': o->json = 1; break;
+    case 'p': o->sweep = 1; break;
+    case 'u': o->suite = 1; break;
+    case 'h': bench_usage(stdout); exit(0);
+    default: bench_usage(stderr); exit(2);
   }
 }
 

@@ -106,8 +106,8 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
 static void bench_print_line(const bench_setting *set, const bench_result *r) {
   const bench_shape s = r->shape;
   printf("%-6s %-4s %s T=%lld H=%lld I=%lld E=%lld K=%lld: %.3f ms (%.3f .. %.3f), ", r->op->name, set->dtype->name,
-         bench_weights_name(set), (long long)s.T, (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K, r->seconds * 1e3, r->low * 1e3,
-         r->high * 1e3);
+         bench_weights_name(set), (long long)s.T, (long long)s.H, (long long)s.I, (long long)s.E, (long long)s.K,
+         r->seconds * 1e3, r->low * 1e3, r->high * 1e3);
   if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
   if (r->workspace > 0) printf(", workspace %.1f %% of the tensors", 100 * r->workspace);

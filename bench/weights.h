@@ -59,7 +59,9 @@ static void bench_fill_codes(bench_layer *layer, moe_quantized_weight *w, moe_mx
   uint8_t *scales = (uint8_t *)bench_alloc(layer, (int64_t)bytes.scales_out + 1, 1);
   const int fp8 = w->element != MOE_ELEMENT_E2M1, ggml = w->layout == MOE_MX_LAYOUT_GGML;
   for (size_t i = 0; i < bytes.codes_out; i++)
-    codes[i] = (uint8_t)(ggml && i % 17 == 0 ? 120u : ((bench_random(&layer->seed) >> 40) & (fp8 ? 0x9fu : 0xffu)) | (fp8 ? 0x20u : 0u));
+    codes[i] = (uint8_t)(ggml && i % 17 == 0
+                             ? 120u
+                             : ((bench_random(&layer->seed) >> 40) & (fp8 ? 0x9fu : 0xffu)) | (fp8 ? 0x20u : 0u));
   for (size_t i = 0; i < bytes.scales_out && w->scaling == MOE_WEIGHT_MX; i++) scales[i] = 120;
   for (size_t i = 0; i < bytes.scales_out / 4 && w->scaling != MOE_WEIGHT_MX; i++)
     ((float *)(void *)scales)[i] = 0.007f;
@@ -77,6 +79,56 @@ static void bench_alloc_quantized(moe_context *ctx, bench_layer *layer) {
     bench_fill_codes(layer, w[i], bytes);
     layer->stored += (double)(bytes.codes_out + bytes.scales_out) / (double)s.E;
   }
+}
+
+/* The hidden states, as activations are quantised: MX groups or, with float scales, one scale per row. */
+static moe_status bench_quantize_x(moe_context *ctx, const bench_layer *layer) {
+  const moe_quantized_weight *as = &layer->storage->as;
+  const moe_quantize_mx_args mx = {.element = as->element,
+                                   .cast = MOE_CAST_SATURATE,
+                                   .dtype = layer->dtype->dtype,
+                                   .rows = layer->shape.T,
+                                   .columns = layer->shape.H,
+                                   .plain = layer->x,
+                                   .codes = layer->codes,
+                                   .scales = (uint8_t *)layer->scales};
+  const moe_quantize_scaled_args scaled = {.element = as->element,
+                                           .cast = MOE_CAST_SATURATE,
+                                           .dtype = layer->dtype->dtype,
+                                           .rows = layer->shape.T,
+                                           .columns = layer->shape.H,
+                                           .block_rows = 1,
+                                           .plain = layer->x,
+                                           .codes = layer->codes,
+                                           .scales = (float *)layer->scales};
+  return as->scaling == MOE_WEIGHT_MX ? moe_quantize_mx(ctx, &mx) : moe_quantize_scaled(ctx, &scaled);
+}
+
+static moe_status bench_dequantize_x(moe_context *ctx, const bench_layer *layer) {
+  const moe_quantized_weight *as = &layer->storage->as;
+  const moe_dequantize_mx_args mx = {.element = as->element,
+                                     .dtype = layer->dtype->dtype,
+                                     .rows = layer->shape.T,
+                                     .columns = layer->shape.H,
+                                     .codes = layer->codes,
+                                     .scales = (uint8_t *)layer->scales,
+                                     .plain = layer->y};
+  const moe_dequantize_scaled_args scaled = {.element = as->element,
+                                             .dtype = layer->dtype->dtype,
+                                             .rows = layer->shape.T,
+                                             .columns = layer->shape.H,
+                                             .block_rows = 1,
+                                             .codes = layer->codes,
+                                             .scales = (float *)layer->scales,
+                                             .plain = layer->y};
+  return as->scaling == MOE_WEIGHT_MX ? moe_dequantize_mx(ctx, &mx) : moe_dequantize_scaled(ctx, &scaled);
+}
+
+/* Of one element, its share of the scale included. */
+static double bench_code_bytes(const bench_layer *layer) {
+  const moe_quantized_weight *as = &layer->storage->as;
+  const double scale = as->scaling == MOE_WEIGHT_MX ? 1.0 / 32 : 4.0 / (double)layer->shape.H;
+  return (double)bench_weights_bits(as) / 8 + scale;
 }
 
 #endif

@@ -93,7 +93,7 @@ static moe_status run_layer(moe_context *ctx) {
 /* -------------------------------------------------------------------------------------------------------- the check */
 
 /* Element k of a row: the low half of a byte is the even one. */
-static double mxfp4(const uint8_t (*blocks)[16], const uint8_t *scales, int k) {
+static double mxfp4(uint8_t (*blocks)[16], const uint8_t *scales, int k) {
   static const double value[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
   return ldexp(value[blocks[k / 32][k % 32 / 2] >> (k % 2 * 4) & 15], scales[k / 32] - 127);
 }

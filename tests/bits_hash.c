@@ -150,13 +150,16 @@ static void hash_mx(struct settings *set) {
 }
 
 /* Random numbers of a quantised weight [E,K,parts,columns], as codes: words where the layout has words. */
-static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8_t *scales, int64_t count, uint64_t *seed) {
+static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8_t *scales, int64_t count,
+                       uint64_t *seed) {
   const uint32_t keep = w->element == MOE_ELEMENT_E2M1 ? 0xffffffffu : 0xbfbfbfbfu; /* no NaN */
   float scale[2048];
   for (int64_t i = 0; i < count; i += 4) {
     const uint32_t word = (uint32_t)(test_random(seed) >> 17) & keep;
-    if (words) memcpy(codes + i, &word, 4); /* 8-bit elements: words are numbers, in this machine's order */
-    else for (int j = 0; j < 4; j++) codes[i + j] = (uint8_t)(word >> 8 * j);
+    if (words)
+      memcpy(codes + i, &word, 4); /* 8-bit elements: words are numbers, in this machine's order */
+    else
+      for (int j = 0; j < 4; j++) codes[i + j] = (uint8_t)(word >> 8 * j);
   }
   for (int64_t i = 0; i < 8192; i++) scales[i] = (uint8_t)test_random_range(seed, 118, 126);
   for (int i = 0; i < 2048; i++) scale[i] = (float)test_random_range(seed, 1, 9) * 0x1p-5f;
@@ -167,9 +170,13 @@ static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8
 /* Forward and backward from quantised weights, and with operands rounded to MX. */
 static void hash_quantized(struct settings *set, moe_dtype dtype) {
   static const moe_quantized_weight storage[] = {
-      {.element = MOE_ELEMENT_E2M1}, {.element = MOE_ELEMENT_E4M3FN}, {.element = MOE_ELEMENT_E2M1, .layout = MOE_MX_LAYOUT_GPT_OSS},
-      {.element = MOE_ELEMENT_E5M2, .layout = MOE_MX_LAYOUT_NKI_1X32}, {.element = MOE_ELEMENT_E4M3, .layout = MOE_MX_LAYOUT_NKI_WRAPX},
-      {.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_COLUMN_PER_EXPERT}, {.element = MOE_ELEMENT_E5M2, .scaling = MOE_WEIGHT_BLOCK, .block = 32}};
+      {.element = MOE_ELEMENT_E2M1},
+      {.element = MOE_ELEMENT_E4M3FN},
+      {.element = MOE_ELEMENT_E2M1, .layout = MOE_MX_LAYOUT_GPT_OSS},
+      {.element = MOE_ELEMENT_E5M2, .layout = MOE_MX_LAYOUT_NKI_1X32},
+      {.element = MOE_ELEMENT_E4M3, .layout = MOE_MX_LAYOUT_NKI_WRAPX},
+      {.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_COLUMN_PER_EXPERT},
+      {.element = MOE_ELEMENT_E5M2, .scaling = MOE_WEIGHT_BLOCK, .block = 32}};
   static uint8_t codes[2][1 << 16], scales[2][8192];
   enum { STORAGES = sizeof storage / sizeof *storage };
   for (int i = 0; i < STORAGES; i++) {
@@ -181,7 +188,9 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
     o.mx.gradients.enabled = o.mx.activations.enabled = o.mx.weights.enabled = o.mx.weight_grads = i & 1;
     problem_options_settle(&o);
     if (!problem_open(&p, &o, NULL, NULL)) exit(1);
-    for (int j = 0; j < 2; j++) make_codes(&w[j], storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX, codes[j], scales[j], 1 << 16, &seed);
+    for (int j = 0; j < 2; j++)
+      make_codes(&w[j], storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX,
+                 codes[j], scales[j], 1 << 16, &seed);
     for (int op = 0; op <= PROBLEM_BACKWARD; op++) {
       struct problem_args args;
       size_t bytes = 0;

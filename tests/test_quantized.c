@@ -86,10 +86,13 @@ static moe_status pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights
 }
 
 static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
-  moe_pack_weights_args args = {.layout = q->parts == 1                  ? MOE_PACK_DOWN
+  moe_pack_weights_args args = {.layout = q->parts == 1            ? MOE_PACK_DOWN
                                           : l->p.o.layer.skip_gate ? MOE_PACK_UP
                                                                    : MOE_PACK_GATE_UP,
-                                .E = q->E, .rows = q->K, .columns = q->columns, .quantized = &q->weight};
+                                .E = q->E,
+                                .rows = q->K,
+                                .columns = q->columns,
+                                .quantized = &q->weight};
   assert_int_equal(pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
   args.packed = aligned_alloc(64, (*bytes + 63) / 64 * 64);
   args.packed_bytes = *bytes;
@@ -138,10 +141,11 @@ static void assert_same(const struct layer *want, const struct layer *got, const
     while (a[at] == b[at]) at++;
     char text[400];
     problem_describe(&got->p, NULL, text, sizeof text);
-    fail_msg("%s[%zu] differs (%s)\nrepro: %s gate_up: element %d scaling %d layout %d/%d block %lld, down: %d %d %d/%d packed %d",
-             got->p.tensor[i].name, at / (size_t)got->p.tensor[i].element, how, text, s->gate_up.element, s->gate_up.scaling,
-             s->gate_up.layout, s->gate_up.scales_layout, (long long)s->gate_up.block, s->down.element, s->down.scaling,
-             s->down.layout, s->down.scales_layout, s->packed);
+    fail_msg("%s[%zu] differs (%s)\nrepro: %s gate_up: element %d scaling %d layout %d/%d block %lld, down: %d %d "
+             "%d/%d packed %d",
+             got->p.tensor[i].name, at / (size_t)got->p.tensor[i].element, how, text, s->gate_up.element,
+             s->gate_up.scaling, s->gate_up.layout, s->gate_up.scales_layout, (long long)s->gate_up.block,
+             s->down.element, s->down.scaling, s->down.layout, s->down.scales_layout, s->packed);
   }
 }
 
@@ -156,7 +160,8 @@ static void check(const struct problem_options *o, const struct storage *s) {
     if (!test_use_isa(isa)) continue;
     struct test_pool pool = {.seed = test_random(&rng)};
     moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool};
-    ctx.num_threads = (int32_t)test_random_range(&rng, 1, 3), ctx.schedule = (moe_schedule)test_random_range(&rng, 0, 2);
+    ctx.num_threads = (int32_t)test_random_range(&rng, 1, 3),
+    ctx.schedule = (moe_schedule)test_random_range(&rng, 0, 2);
     layer_open(&got, o, s, 0);
     run(&got, &ctx, 1, s->packed);
     assert_same(&want, &got, s, moe_isa_name((moe_isa)isa));
@@ -191,7 +196,8 @@ static void test_mx(void **state) {
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
     const moe_mx_layout layout = s.gate_up.layout;
     if (!placement_valid(layout, s.gate_up.scales_layout)) continue;
-    if ((layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML) && s.down.element != MOE_ELEMENT_E2M1) continue;
+    if ((layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML) && s.down.element != MOE_ELEMENT_E2M1)
+      continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
     if (is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
@@ -242,7 +248,8 @@ static void test_scaled_sums(void **state) {
       const int64_t column = j / o.B % o.I, part = j / o.B / o.I % 2, block = j / o.B / o.I / 2;
       const int64_t e = o.dropping ? block : expert[block] < o.E ? expert[block] : 0;
       const float expected = a[j] * quantized_scale(&got.gate_up, e, 0, part, column);
-      if (memcmp(&expected, &b[j], 4) != 0) fail_msg("case %lld scaling %d: checkpoint[%lld]", (long long)i, s.down.scaling, (long long)j);
+      if (memcmp(&expected, &b[j], 4) != 0)
+        fail_msg("case %lld scaling %d: checkpoint[%lld]", (long long)i, s.down.scaling, (long long)j);
     }
     layer_close(&want), layer_close(&got);
   }
@@ -306,21 +313,32 @@ static void check_pairs(const struct quantized *q, const struct quantized *down,
   const int64_t count = PAIR_EXPERTS * 2 * q->columns;
   float *checkpoint = calloc((size_t)count, 4);
   for (int t = 0; t < PAIR_EXPERTS; t++) ids[t] = experts[t] = t, x32[t][5] = 0x3f800000u, x16[t][5] = 0x3f80u;
-  moe_blockwise_mm_fwd_args args = {.layer = {.T = PAIR_EXPERTS, .H = PAIR_H, .I = q->columns, .E = PAIR_EXPERTS,
-      .N = PAIR_EXPERTS, .B = 1, .hidden_states = f32 ? (void *)x32 : (void *)x16,
-      .quantized_gate_up_weight = &q->weight, .quantized_down_weight = &down->weight, .token_position_to_id = ids,
-      .block_to_expert = experts, .checkpoint_dtype = MOE_DTYPE_F32, .config = {.affinity_mode = MOE_AFFINITY_NO_SCALE}},
-      .gate_up_activations_T = checkpoint, .output = output};
+  moe_blockwise_mm_fwd_args args = {.layer = {.T = PAIR_EXPERTS,
+                                              .H = PAIR_H,
+                                              .I = q->columns,
+                                              .E = PAIR_EXPERTS,
+                                              .N = PAIR_EXPERTS,
+                                              .B = 1,
+                                              .hidden_states = f32 ? (void *)x32 : (void *)x16,
+                                              .quantized_gate_up_weight = &q->weight,
+                                              .quantized_down_weight = &down->weight,
+                                              .token_position_to_id = ids,
+                                              .block_to_expert = experts,
+                                              .checkpoint_dtype = MOE_DTYPE_F32,
+                                              .config = {.affinity_mode = MOE_AFFINITY_NO_SCALE}},
+                                    .gate_up_activations_T = checkpoint,
+                                    .output = output};
   moe_context ctx = {.num_threads = 1};
-  assert_int_equal((f32 ? moe_blockwise_mm_fwd_f32_workspace_size : moe_blockwise_mm_fwd_bf16_workspace_size)(
-                       &ctx, &args, &args.workspace_bytes), MOE_OK);
+  assert_int_equal((f32 ? moe_blockwise_mm_fwd_f32_workspace_size
+                        : moe_blockwise_mm_fwd_bf16_workspace_size)(&ctx, &args, &args.workspace_bytes),
+                   MOE_OK);
   args.workspace = malloc(args.workspace_bytes);
   assert_int_equal((f32 ? moe_blockwise_mm_fwd_f32 : moe_blockwise_mm_fwd_bf16)(&ctx, &args), MOE_OK);
   for (int64_t i = 0; i < count; i++)
     if (bits_of(checkpoint[i]) != pair_wanted(q, i, dtype))
       fail_msg("%s isa %s dtype %d: code %lld scale %lld: %08x, not %08x", q->format->name,
-               moe_isa_name(moe_isa_active()), (int)dtype, (long long)(i % q->columns), (long long)(i / (2 * q->columns)),
-               (unsigned)bits_of(checkpoint[i]), (unsigned)pair_wanted(q, i, dtype));
+               moe_isa_name(moe_isa_active()), (int)dtype, (long long)(i % q->columns),
+               (long long)(i / (2 * q->columns)), (unsigned)bits_of(checkpoint[i]), (unsigned)pair_wanted(q, i, dtype));
   free(args.workspace), free(checkpoint);
 }
 
@@ -341,7 +359,8 @@ static void test_pairs(void **state) {
 
 /* ------------------------------------------------------------------------------------------------------- bad input */
 
-static void refuse(struct layer *l, const struct problem_args *args, enum problem_op op, moe_status status, const char *word) {
+static void refuse(struct layer *l, const struct problem_args *args, enum problem_op op, moe_status status,
+                   const char *word) {
   struct problem_args own = *args;
   moe_context ctx = {0};
   char before[64];
@@ -353,17 +372,18 @@ static void refuse(struct layer *l, const struct problem_args *args, enum proble
   const moe_status got = problem_call(op, &ctx, &own);
   free(workspace);
   if (got != status || !strstr(ctx.message, word))
-    fail_msg("%s instead of %s: \"%s\" does not name %s", moe_status_str(got), moe_status_str(status), ctx.message, word);
+    fail_msg("%s instead of %s: \"%s\" does not name %s", moe_status_str(got), moe_status_str(status), ctx.message,
+             word);
   assert_memory_equal(before, l->p.tensor[PT_OUTPUT].data, sizeof before);
 }
 
 /* One field of the weight for gate and up is wrong. */
-#define REFUSE(assignment, status, word)                                        \
-  do {                                                                          \
-    l.gate_up.weight = good;                                                    \
-    l.gate_up.weight.assignment;                                                \
-    refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_##status, word);               \
-    refuse(&l, &args, PROBLEM_BACKWARD, MOE_ERROR_##status, word);              \
+#define REFUSE(assignment, status, word)                           \
+  do {                                                             \
+    l.gate_up.weight = good;                                       \
+    l.gate_up.weight.assignment;                                   \
+    refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_##status, word);  \
+    refuse(&l, &args, PROBLEM_BACKWARD, MOE_ERROR_##status, word); \
   } while (0)
 
 static void open_bad(struct layer *l, struct problem_args *args, moe_weight_scaling scaling, moe_mx_layout layout) {
@@ -430,7 +450,8 @@ static void test_specs(void **state) {
   (void)state;
   for (int spec = MOE_CTE_SHARD_ON_BLOCK_MX; spec <= MOE_CTE_SHARD_ON_I_MX_HYBRID; spec++)
     for (int skip_token = 0; skip_token < 2; skip_token++) {
-      struct storage s = {.gate_up = {.layout = MOE_MX_LAYOUT_NKI_STRIDED_X4}, .down = {.layout = MOE_MX_LAYOUT_NKI_STRIDED_X4}};
+      struct storage s = {.gate_up = {.layout = MOE_MX_LAYOUT_NKI_STRIDED_X4},
+                          .down = {.layout = MOE_MX_LAYOUT_NKI_STRIDED_X4}};
       struct problem_options o = shape(60, MOE_DTYPE_BF16, 512, 64);
       o.skip_token = skip_token, o.device_output_shape = o.accumulate_output = o.not_accumulating = o.dropping = 0;
       o.spec = MOE_CTE_SHARD_ON_BLOCK, o.no_conditions = 0;
@@ -478,7 +499,8 @@ static void test_packed_alone(void **state) {
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_NULL_ARGUMENT, "down_proj_weight");
   args.forward.layer.quantized_down_weight = &l.down.weight;
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "packed_gate_up_weight");
-  moe_pack_weights_args pack_args = {.layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized = &l.down.weight};
+  moe_pack_weights_args pack_args = {
+      .layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized = &l.down.weight};
   size_t bytes;
   assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_UNSUPPORTED);
   free(gate_up);
@@ -487,8 +509,10 @@ static void test_packed_alone(void **state) {
 
 int main(void) {
   static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define PER_DTYPE(test)                                                                                         \
-  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {#test " fp16", test, NULL, NULL, &fp16}
+#define PER_DTYPE(test)                                                               \
+  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, { \
+#test " fp16", test, NULL, NULL, &fp16                                            \
+  }
   const struct CMUnitTest tests[] = {
       PER_DTYPE(test_mx),
       PER_DTYPE(test_float_scales),

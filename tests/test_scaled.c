@@ -17,15 +17,21 @@ struct scaled_case {
 };
 
 static void convert(moe_dtype dtype, void *to, const float *x, int64_t n) {
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
-  else if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
-  else memcpy(to, x, (size_t)n * sizeof *x);
+  if (dtype == MOE_DTYPE_BF16)
+    assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
+  else if (dtype == MOE_DTYPE_FP16)
+    assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
+  else
+    memcpy(to, x, (size_t)n * sizeof *x);
 }
 
 static void widen(moe_dtype dtype, float *x, const void *from, int64_t n) {
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_to_f32(NULL, x, from, n), MOE_OK);
-  else if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_to_f32(NULL, x, from, n), MOE_OK);
-  else memcpy(x, from, (size_t)n * sizeof *x);
+  if (dtype == MOE_DTYPE_BF16)
+    assert_int_equal(moe_bf16_to_f32(NULL, x, from, n), MOE_OK);
+  else if (dtype == MOE_DTYPE_FP16)
+    assert_int_equal(moe_fp16_to_f32(NULL, x, from, n), MOE_OK);
+  else
+    memcpy(x, from, (size_t)n * sizeof *x);
 }
 
 /* Numbers of many sizes, a few that are none, blocks of zeros. */
@@ -61,19 +67,26 @@ static void check_codes(const struct scaled_case *c, const float *scales) {
   for (int64_t i = 0; i < c->count; i++) {
     const volatile float inverse = 1.0f / scales[block_of(c, i)], product = c->x[i] * inverse;
     const int special = !isfinite(c->x[i]);
-    const int code = element_code(c->f, bits_of(special ? c->x[i] : product), special ? cast & ~(uint32_t)MOE_CAST_SATURATE : cast);
+    const int code =
+        element_code(c->f, bits_of(special ? c->x[i] : product), special ? cast & ~(uint32_t)MOE_CAST_SATURATE : cast);
     if (memcmp(&scales[block_of(c, i)], &c->scales[block_of(c, i)], 4) != 0 || code != c->codes[i])
       fail_msg("%s isa %s %lldx%lld blocks %lldx%lld at %lld: scale %a, not %a; code %d, not %d", c->f->name,
-               moe_isa_name(moe_isa_active()), (long long)c->q.rows, (long long)c->q.columns, (long long)c->q.block_rows,
-               (long long)c->q.block_columns, (long long)i, (double)c->scales[block_of(c, i)],
-               (double)scales[block_of(c, i)], c->codes[i], code);
+               moe_isa_name(moe_isa_active()), (long long)c->q.rows, (long long)c->q.columns,
+               (long long)c->q.block_rows, (long long)c->q.block_columns, (long long)i,
+               (double)c->scales[block_of(c, i)], (double)scales[block_of(c, i)], c->codes[i], code);
   }
 }
 
 static void check_back(struct scaled_case *c, moe_context *ctx) {
-  const moe_dequantize_scaled_args d = {.element = c->q.element, .dtype = c->q.dtype, .rows = c->q.rows,
-      .columns = c->q.columns, .block_rows = c->q.block_rows, .block_columns = c->q.block_columns, .codes = c->codes,
-      .scales = c->scales, .plain = c->plain_back};
+  const moe_dequantize_scaled_args d = {.element = c->q.element,
+                                        .dtype = c->q.dtype,
+                                        .rows = c->q.rows,
+                                        .columns = c->q.columns,
+                                        .block_rows = c->q.block_rows,
+                                        .block_columns = c->q.block_columns,
+                                        .codes = c->codes,
+                                        .scales = c->scales,
+                                        .plain = c->plain_back};
   const size_t bytes = (size_t)c->count * (c->q.dtype == MOE_DTYPE_BF16 || c->q.dtype == MOE_DTYPE_FP16 ? 2 : 4);
   assert_int_equal(moe_dequantize_scaled(ctx, &d), MOE_OK);
   for (int64_t i = 0; i < c->count; i++) {
@@ -100,7 +113,8 @@ static void check(struct scaled_case *c, uint64_t *rng, int given) {
   fill(c, rng);
   want_scales(c, scales);
   if (given)
-    for (int64_t b = 0; b < c->blocks; b++) scales[b] = c->scales[b] = scales[b] * (float)test_random_range(rng, 1, 3) * 0.4f;
+    for (int64_t b = 0; b < c->blocks; b++)
+      scales[b] = c->scales[b] = scales[b] * (float)test_random_range(rng, 1, 3) * 0.4f;
   c->f = &elements[c->q.element];
   c->q.scales_given = given, c->q.plain = c->plain, c->q.codes = c->codes, c->q.scales = c->scales;
   assert_int_equal(moe_quantize_scaled(&ctx, &c->q), MOE_OK);
@@ -115,7 +129,8 @@ static void test_blocks(void **state) {
   uint64_t rng = 5;
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
     for (int64_t i = 0; i < test_cases(300, 40) && test_use_isa(isa); i++) {
-      struct scaled_case c = {.q = {.element = (moe_element)(i % 3), .cast = (uint32_t)(i / 3 % 4), .dtype = (moe_dtype)(i % 4)}};
+      struct scaled_case c = {
+          .q = {.element = (moe_element)(i % 3), .cast = (uint32_t)(i / 3 % 4), .dtype = (moe_dtype)(i % 4)}};
       c.f = &elements[c.q.element];
       c.q.rows = sizes[test_random_range(&rng, 0, 5)], c.q.columns = sizes[test_random_range(&rng, 0, 8)];
       c.q.block_rows = blocks[test_random_range(&rng, 0, 7)], c.q.block_columns = blocks[test_random_range(&rng, 0, 7)];
@@ -124,11 +139,11 @@ static void test_blocks(void **state) {
   test_use_best_isa();
 }
 
-#define REFUSE(assignment, wanted, word)                                                 \
-  do {                                                                                   \
-    moe_quantize_scaled_args q = good;                                                   \
-    q.assignment;                                                                        \
-    assert_int_equal(moe_quantize_scaled(&ctx, &q), MOE_ERROR_##wanted);                 \
+#define REFUSE(assignment, wanted, word)                                                    \
+  do {                                                                                      \
+    moe_quantize_scaled_args q = good;                                                      \
+    q.assignment;                                                                           \
+    assert_int_equal(moe_quantize_scaled(&ctx, &q), MOE_ERROR_##wanted);                    \
     if (!strstr(ctx.message, word)) fail_msg("\"%s\" does not name %s", ctx.message, word); \
   } while (0)
 

@@ -39,6 +39,11 @@ MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
 }
 MOE_INLINE __m256i moe_maxi_avx2(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
 
+MOE_INLINE uint32_t moe_topi_avx2(__m256i a) {
+  __m128i m = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
 MOE_INLINE int moe_anyi_avx2(__m256i a) { return !_mm256_testz_si256(a, a); }
 MOE_INLINE __m256 moe_canon_avx2(__m256 x) {
   __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));

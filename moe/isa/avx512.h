@@ -37,6 +37,7 @@ MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
 
+MOE_INLINE uint32_t moe_topi_avx512(__m512i a) { return _mm512_reduce_max_epu32(a); }
 MOE_INLINE int moe_anyi_avx512(__m512i a) { return _mm512_test_epi32_mask(a, a) != 0; }
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));

@@ -10,7 +10,7 @@
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
      addi subi andi ori slli srli srai casti castf
-     anyi                            whether a bit is set
+     anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
@@ -63,6 +63,7 @@ MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
+MOE_INLINE uint32_t moe_topi_scalar(uint32_t a) { return a; }
 MOE_INLINE int moe_anyi_scalar(uint32_t a) { return a != 0; }
 MOE_INLINE uint32_t moe_maxi_scalar(uint32_t a, uint32_t b) { return moe_lti_scalar(a, b) ? b : a; }
 

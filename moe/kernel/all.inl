@@ -60,6 +60,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \
   t->store_codes[i] = MOE_CAT(moe_store_codes_##bits##_, MOE_ISA);                    \
+  t->quantize_groups[i] = MOE_CAT(moe_quantize_groups_##bits##_, MOE_ISA);            \
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
   MOE_CODES_KERNELS_(0, 4)

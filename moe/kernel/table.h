@@ -71,6 +71,12 @@ typedef struct moe_cast_ {
   uint32_t overflow, infinity; /* the codes of what is finite but too large, and of infinity */
 } moe_cast_;
 
+/* A group's scale byte, by rule: 0 or, if that is more, ((bits of amax + round) >> 23) + offset. */
+typedef struct moe_scale_ {
+  uint32_t round;
+  int32_t offset;
+} moe_scale_;
+
 typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
@@ -133,6 +139,9 @@ typedef struct moe_kernels {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
   void (*store_codes[2])(uint8_t *dst, const float *src, int64_t n, const moe_element_format_ *format,
                          const moe_cast_ *cast);
+  /* Groups of 32 to codes and scale bytes, up to the first that holds an infinity or NaN. Returns how many. */
+  int64_t (*quantize_groups[2])(uint8_t *codes, uint8_t *scales, const float *x, int64_t groups,
+                                const moe_element_format_ *format, const moe_cast_ *cast, const moe_scale_ *rule);
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];

@@ -175,9 +175,10 @@ MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, co
 
 /* A [T,H] tensor as products take it: rounded into `to`, or itself. */
 MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise_ *call, const moe_mx_round_ *round,
-                                   const void *from, char *to, moe_mx_layout layout) {
+                                     const void *from, char *to, moe_mx_layout layout) {
   if (!round->enabled) return (const char *)from;
-  moe_round_tensor_ rows = {&call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
+  moe_round_tensor_ rows = {
+      &call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
   const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
   moe_run_(ctx, &work, 1);
   return to;

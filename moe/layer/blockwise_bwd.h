@@ -9,7 +9,7 @@ typedef struct moe_backward_ {
   void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
   char *am, *pre, *scaled;
   char *hidden, *output_grad, *rounded; /* x, dY and pre rounded to MX, or NULL */
-  float *dot; /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+  float *dot;                           /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -127,7 +127,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
     call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, call->layer.hidden_states, backward->hidden,
-                                   call->layer.mx.activation_layout);
+                                     call->layer.mx.activation_layout);
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
     moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
     const moe_work_ work = moe_expert_stage_work_(&stage);
@@ -137,7 +137,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   down_grad.call = call;
   down_grad.glu = moe_backward_glu_(call);
   down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, args->output_hidden_states_grad,
-                                          backward->output_grad, MOE_MX_LAYOUT_PLAIN);
+                                            backward->output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
   down_grad.am = backward->am;
   down_grad.pre = backward->pre;

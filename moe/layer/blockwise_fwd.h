@@ -7,7 +7,7 @@ typedef struct moe_forward_ {
   const moe_blockwise_mm_fwd_args *args;
   char *m;      /* [rows,I] */
   char *hidden; /* x rounded to MX, or NULL */
-  float *down; /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
+  float *down;  /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -206,8 +206,15 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   const moe_blockwise_ *call = &forward->call;
   const moe_mx_layout layout = call->layer.mx.activation_layout;
   if (!call->round_activations.enabled || layout == MOE_MX_LAYOUT_PLAIN) return;
-  moe_round_tensor_ rows = {&call->group.kernels, &call->round_activations, forward->m, forward->m, call->inner_dtype,
-                       call->plan.rows,      call->layer.I,            1,          layout};
+  moe_round_tensor_ rows = {&call->group.kernels,
+                            &call->round_activations,
+                            forward->m,
+                            forward->m,
+                            call->inner_dtype,
+                            call->plan.rows,
+                            call->layer.I,
+                            1,
+                            layout};
   const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
   moe_run_(ctx, &work, 1);
 }
@@ -219,7 +226,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
   call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, l->hidden_states, forward->hidden,
-                                 l->mx.activation_layout);
+                                   l->mx.activation_layout);
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);

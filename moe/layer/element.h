@@ -3,18 +3,18 @@
 #define MOE_LAYER_ELEMENT_H
 
 MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
-#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan)                               \
-  {bits,                                                                                                        \
-   fraction,                                                                                                    \
-   bias,                                                                                                        \
-   max,                                                                                                         \
-   infinity,                                                                                                    \
-   nan,                                                                                                         \
-   1u << fraction,                                                                                              \
-   max + 1,                                                                                                     \
-   infinity ? infinity + 1 : max + 1,                                                                           \
-   23 - fraction,                                                                                               \
-   (uint32_t)(127 - bias) << 23,                                                                                \
+#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
+  {bits,                                                                          \
+   fraction,                                                                      \
+   bias,                                                                          \
+   max,                                                                           \
+   infinity,                                                                      \
+   nan,                                                                           \
+   1u << fraction,                                                                \
+   max + 1,                                                                       \
+   infinity ? infinity + 1 : max + 1,                                             \
+   23 - fraction,                                                                 \
+   (uint32_t)(127 - bias) << 23,                                                  \
    (uint32_t)(127 + 1 - bias - fraction + 23) << 23},
   static const moe_element_format_ format[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
 #undef MOE_ELEMENT_FORMAT_
@@ -61,7 +61,8 @@ MOE_FN void moe_element_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   if (job->codes)
     job->kernels.load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
   else
-    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format, &job->cast);
+    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
+                                                      &job->cast);
 }
 
 MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {

@@ -241,7 +241,9 @@ MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_side_ *s) {
 }
 
 /* The same for scales, where they are placed as OWN says. */
-MOE_FN int64_t moe_mx_group_scales_(const moe_mx_side_ *s) { return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1; }
+MOE_FN int64_t moe_mx_group_scales_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1;
+}
 MOE_FN int64_t moe_mx_column_scales_(const moe_mx_side_ *s) {
   return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
 }

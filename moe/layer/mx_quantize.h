@@ -9,7 +9,7 @@ typedef struct moe_mx_quantize_job_ {
   moe_kernels kernels;
   moe_element element;
   moe_element_format_ format;
-  moe_scale_rule rule;
+  moe_scale_ rule;
   moe_cast_ cast;
   moe_dtype dtype;
   int decode, transposed;
@@ -24,23 +24,35 @@ typedef struct moe_mx_quantize_job_ {
 
 /* ----------------------------------------------------------------------------------------------------------- scales */
 
-/* amax: the bits of a finite magnitude. With amax = m*2^e and the format's largest number M*2^emax, m and M in
-   [1,2), every rule is e - emax and at most one more or less, which a comparison of integers tells. So emax >= 2
-   keeps the byte below 254, and takes it to 0 for all subnormals. */
-MOE_FN uint32_t moe_mx_scale_byte_(moe_scale_rule rule, const moe_element_format_ *f, uint32_t amax) {
-  const int emax = (int)(f->max >> f->fraction) - f->bias;
-  const uint64_t one = 1u << 23, m = (amax & (one - 1)) | one;
-  const uint64_t top = ((uint64_t)f->max << (23 - f->fraction) & (one - 1)) | one;
-  int byte = (int)(amax >> 23) - emax;
-  if (amax < 0x00800000u) return 0;
+/* With amax = m*2^e and the format's largest number M*2^emax, m and M in [1,2), every rule is e - emax + offset, and one more
+   from some m on: where adding to the fraction's bits carries into the exponent. So emax >= 2 keeps the byte below 254, and
+   takes it to 0 for all subnormals. */
+MOE_FN moe_scale_ moe_mx_scale_rule_(moe_scale_rule rule, const moe_element_format_ *f) {
+  const uint32_t one = 1u << 23, top = (f->max << (23 - f->fraction) & (one - 1)) | one;
+  moe_scale_ s = {0, f->bias - (int)(f->max >> f->fraction)};
   switch (rule) {
     case MOE_SCALE_OCP_FLOOR: break;
-    case MOE_SCALE_NKI_ALT: byte += f->bits == 8; break;
-    case MOE_SCALE_ROUND_UP: byte += m > top; break;
-    case MOE_SCALE_CEIL: byte += m > one; break;
-    case MOE_SCALE_EVEN: byte += m + (one >> (f->fraction + 1)) >= 2 * one; break;
-    case MOE_SCALE_NEAREST: byte += (m * m > 2 * top * top) - (2 * m * m < top * top); break;
+    case MOE_SCALE_NKI_ALT: s.offset += f->bits == 8; break;
+    case MOE_SCALE_ROUND_UP: s.round = 2 * one - (top + 1); break;
+    case MOE_SCALE_CEIL: s.round = one - 1; break;
+    case MOE_SCALE_EVEN: s.round = one >> (f->fraction + 1); break;
+    case MOE_SCALE_NEAREST: /* M <= sqrt(2) m: M/sqrt(2) is irrational, and the least m above it is searched for */
+      s.offset--;
+      for (uint64_t low = one, high = 2 * (uint64_t)one; low < high;) {
+        const uint64_t m = (low + high) / 2;
+        if (2 * m * m < (uint64_t)top * top)
+          low = m + 1;
+        else
+          high = m;
+        s.round = 2 * one - (uint32_t)low;
+      }
+      break;
   }
+  return s;
+}
+
+MOE_FN uint32_t moe_mx_scale_byte_(const moe_scale_ *rule, uint32_t amax) {
+  const int32_t byte = (int32_t)((amax + rule->round) >> 23) + rule->offset;
   return byte < 0 ? 0u : (uint32_t)byte;
 }
 
@@ -64,35 +76,59 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 
 /* ----------------------------------------------------------------------------------------------------------- groups */
 
-/* Scales a group of n by its byte, which it returns. Products are exact but below 2^-126, where all round to zero. */
-MOE_FN uint8_t moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t n) {
-  uint32_t amax = job->kernels.magnitude(x, n);
-  if (amax >= 0x7f800000u) {
-    if (job->format.nan == 0) {
-      memset(x, 0, (size_t)n * sizeof *x);
-      return 255;
-    }
-    amax = moe_mx_finite_magnitude_(x, n);
+/* A group of n, whatever it holds. Products are exact but below 2^-126, where all round to zero. */
+MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t n, uint8_t *codes, uint8_t *scale) {
+  const int special = job->kernels.magnitude(x, n) >= 0x7f800000u;
+  const uint32_t byte = moe_mx_scale_byte_(&job->rule, moe_mx_finite_magnitude_(x, n));
+  *scale = (uint8_t)byte;
+  if (special && job->format.nan == 0) {
+    memset(x, 0, (size_t)n * sizeof *x);
+    *scale = 255;
+  } else {
+    job->kernels.scale_row(x, moe_e8m0_(254 - byte), n);
   }
-  const uint32_t byte = moe_mx_scale_byte_(job->rule, &job->format, amax);
-  job->kernels.scale_row(x, moe_e8m0_(254 - byte), n);
-  return (uint8_t)byte;
+  job->kernels.store_codes[moe_wide_(&job->format)](codes, x, n, &job->format, &job->cast);
+}
+
+MOE_FN void moe_mx_to_codes_(const moe_mx_quantize_job_ *job, float *x, int64_t n, uint8_t *codes, uint8_t *scales) {
+  const int wide = moe_wide_(&job->format);
+  for (int64_t at = 0, left; at < n; at += MOE_MX_GROUP_) {
+    const int64_t code = moe_element_bytes_(at, job->format.bits), whole = (n - at) / MOE_MX_GROUP_;
+    const int64_t done = job->kernels.quantize_groups[wide](codes + code, scales + at / MOE_MX_GROUP_, x + at, whole,
+                                                            &job->format, &job->cast, &job->rule);
+    at += done * MOE_MX_GROUP_;
+    left = moe_min_(MOE_MX_GROUP_, n - at);
+    if (left > 0)
+      moe_mx_group_(job, x + at, left, codes + moe_element_bytes_(at, job->format.bits), scales + at / MOE_MX_GROUP_);
+  }
+}
+
+/* 64 at a time as the rows of a panel. */
+MOE_FN void moe_mx_from_codes_(const moe_mx_quantize_job_ *job, float *x, int64_t n, const uint8_t *codes,
+                               const uint8_t *scales) {
+  const int wide = moe_wide_(&job->format);
+  const int64_t whole = n / MOE_PANEL * MOE_PANEL;
+  moe_codes_ rows = {0};
+  rows.format = &job->format;
+  rows.codes = codes, rows.scale = scales;
+  rows.stride = moe_element_bytes_(MOE_PANEL, job->format.bits), rows.scale_stride = MOE_PANEL / MOE_MX_GROUP_;
+  rows.width = rows.n = MOE_PANEL, rows.k = n / MOE_PANEL;
+  job->kernels.pack_codes_rows[wide](x, &rows);
+  for (int64_t at = whole; at < n; at += MOE_MX_GROUP_) {
+    const int64_t left = moe_min_(MOE_MX_GROUP_, n - at);
+    job->kernels.load_codes[wide](x + at, codes + moe_element_bytes_(at, job->format.bits), left, &job->format);
+    job->kernels.scale_row(x + at, moe_e8m0_(scales[at / MOE_MX_GROUP_]), left);
+  }
 }
 
 /* Elements [at, at+n) of a line, to or from x; `at` is a multiple of 32. */
 MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, float *x, int64_t line, int64_t at, int64_t n) {
   const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
   const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
-  if (job->decode) job->kernels.load_codes[moe_wide_(&job->format)](x, job->codes + code, n, &job->format);
-  for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) {
-    const int64_t left = moe_min_(MOE_MX_GROUP_, n - i), group = scale + i / MOE_MX_GROUP_;
-    if (job->decode)
-      job->kernels.scale_row(x + i, moe_e8m0_(job->scales[group]), left);
-    else
-      job->to_scales[group] = moe_mx_group_(job, x + i, left);
-  }
-  if (!job->decode) 
-    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, x, n, &job->format, &job->cast);
+  if (job->decode)
+    moe_mx_from_codes_(job, x, n, job->codes + code, job->scales + scale);
+  else
+    moe_mx_to_codes_(job, x, n, job->to_codes + code, job->to_scales + scale);
 }
 
 /* n plain elements, contiguous, to or from x. */
@@ -176,7 +212,9 @@ moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args) {
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_NEAREST + 1));
   MOE_TRY(moe_check_cast_(ctx, args->cast));
-  job.element = args->element, job.rule = args->scale_rule, job.dtype = args->dtype, job.transposed = args->transposed;
+  job.element = args->element, job.dtype = args->dtype, job.transposed = args->transposed;
+  job.format = moe_element_format_of_(args->element);
+  job.rule = moe_mx_scale_rule_(args->scale_rule, &job.format);
   job.cast = moe_cast_of_(args->element, args->cast);
   job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
   job.from = (const char *)args->plain, job.to_codes = args->codes, job.to_scales = args->scales;

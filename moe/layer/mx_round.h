@@ -5,7 +5,7 @@
 typedef struct moe_mx_round_ {
   int enabled;
   moe_element_format_ format;
-  moe_scale_rule rule;
+  moe_scale_ rule;
   moe_cast_ cast;
 } moe_mx_round_;
 
@@ -25,7 +25,7 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
   if (!rounding->enabled) return r;
   r.enabled = 1;
   r.format = moe_element_format_of_(rounding->element);
-  r.rule = rounding->scale_rule;
+  r.rule = moe_mx_scale_rule_(rounding->scale_rule, &r.format);
   r.cast = moe_cast_of_(rounding->element, rounding->cast);
   r.cast.infinity = moe_cast_of_(rounding->element, 0).infinity; /* saturating is for numbers */
   return r;
@@ -37,7 +37,7 @@ MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ 
   uint32_t amax = kernels->magnitude(x, n);
   if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
   const int nan = r->format.nan == 0 && kernels->magnitude(x, n) >= 0x7f800000u;
-  const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(r->rule, &r->format, amax);
+  const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(&r->rule, amax);
   kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
   kernels->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
   kernels->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
@@ -45,8 +45,7 @@ MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ 
 }
 
 MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
-  for (int64_t i = 0; i < n; i += MOE_MX_GROUP_)
-    moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
+  for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
 }
 
 /* Of dtype again: at both ends of fp16's range a rounded number need not be one. Rounded f32 and bf16 are. */
@@ -72,19 +71,23 @@ MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ 
 }
 
 /* k rows of n <= 64 elements as a panel of either kind, rounded down its columns. */
-MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *r, const moe_rows_ *rows, moe_dtype dtype,
-                               int64_t k, int64_t n, moe_panel_kind_ kind, char *panel) {
+MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *r, const moe_rows_ *rows,
+                               moe_dtype dtype, int64_t k, int64_t n, moe_panel_kind_ kind, char *panel) {
   float group[MOE_MX_GROUP_ * MOE_PANEL];
   for (int64_t at = 0; at < k; at += MOE_MX_GROUP_) {
     const int64_t count = moe_min_(MOE_MX_GROUP_, k - at);
     char *to = panel + moe_panel_bytes_(kind, at);
     moe_rows_ part = *rows;
-    if (part.index) part.index += at;
-    else part.base += at * part.stride;
+    if (part.index)
+      part.index += at;
+    else
+      part.base += at * part.stride;
     kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_PANEL, &part, count, n);
     moe_mx_round_panel_(kernels, r, dtype, group, count);
-    if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, group, count);
-    else memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
+    if (kind == MOE_PANEL_PAIRS)
+      kernels->pair_panel(to, group, count);
+    else
+      memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
   }
 }
 

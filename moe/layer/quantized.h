@@ -4,14 +4,15 @@
 
 typedef struct moe_quantized_ {
   const moe_quantized_weight *weight; /* or NULL */
-  moe_mx_side_ side; /* shapes; and where things lie, if MX */
+  moe_mx_side_ side;                  /* shapes; and where things lie, if MX */
   moe_element_format_ format;
   int64_t block, repeat;
   int64_t part;   /* the first that takes part: 1 with skip_gate */
   moe_dtype type; /* what code*float scale is rounded to */
 } moe_quantized_;
 
-MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts, int64_t columns) {
+MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts,
+                                        int64_t columns) {
   const moe_mx_layout layout = w->scaling == MOE_WEIGHT_MX ? w->layout : MOE_MX_LAYOUT_PLAIN;
   moe_mx_side_ s = moe_mx_side_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
   s.scales = w->scales_layout;
@@ -56,8 +57,8 @@ MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
     case MOE_WEIGHT_STATIC: bytes.scales = s->parts; break;
     case MOE_WEIGHT_COLUMN: bytes.scales = rows; break;
     case MOE_WEIGHT_BLOCK:
-      bytes.scales = moe_mul_(moe_mul4_(s->E, moe_quantized_blocks_(q, s->K), s->parts, moe_quantized_blocks_(q, s->columns)),
-                              q->repeat);
+      bytes.scales = moe_mul_(
+          moe_mul4_(s->E, moe_quantized_blocks_(q, s->K), s->parts, moe_quantized_blocks_(q, s->columns)), q->repeat);
       break;
     case MOE_WEIGHT_STATIC_PER_EXPERT: bytes.scales = moe_mul_(s->E, s->parts); break;
     case MOE_WEIGHT_COLUMN_PER_EXPERT: bytes.scales = moe_mul_(s->E, rows); break;
@@ -129,7 +130,9 @@ MOE_FN void moe_quantized_scale_sums_(const moe_quantized_ *q, const moe_kernels
   const int64_t whole = (q->side.parts * expert + part) * q->side.columns + column;
   if (!moe_weight_scaled_after_(q->weight)) return;
   switch (q->weight->scaling) {
-    case MOE_WEIGHT_COLUMN: kernels->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n); break;
+    case MOE_WEIGHT_COLUMN:
+      kernels->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n);
+      break;
     case MOE_WEIGHT_COLUMN_PER_EXPERT: kernels->multiply_row(c, (const float *)q->weight->scales + whole, n); break;
     default: kernels->scale_row(c, moe_quantized_scale_(q, expert, part, column, 0), n); break;
   }

@@ -27,7 +27,7 @@ MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
 /* An element of K along the columns of a part. */
 typedef struct moe_line_ {
   const uint8_t *code;
-  int64_t step; /* bytes from a column to the next */
+  int64_t step;    /* bytes from a column to the next */
   int shift, word; /* bytes of a word, and where the code is in it */
 } moe_line_;
 
@@ -151,8 +151,7 @@ MOE_FN void moe_patch_row_scales_(const moe_weight_patch_ *p, int64_t r, float *
 /* Whether its scales are those of the row before. */
 MOE_FN int moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r) {
   if (r == 0) return 0;
-  if (p->q->weight->scaling == MOE_WEIGHT_BLOCK)
-    return ((p->across ? p->column : p->element) + r) % p->q->block != 0;
+  if (p->q->weight->scaling == MOE_WEIGHT_BLOCK) return ((p->across ? p->column : p->element) + r) % p->q->block != 0;
   return p->q->weight->scaling == MOE_WEIGHT_STATIC || p->q->weight->scaling == MOE_WEIGHT_STATIC_PER_EXPERT;
 }
 
@@ -161,8 +160,10 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
   float scale[MOE_PANEL];
   for (int64_t r = 0; r < k; r++, panel += MOE_PANEL) {
     if (!moe_patch_same_scales_(p, r)) moe_patch_row_scales_(p, r, scale);
-    if (bf16) p->kernels->scale_to_bf16(panel, scale, n);
-    else p->kernels->multiply_row(panel, scale, n);
+    if (bf16)
+      p->kernels->scale_to_bf16(panel, scale, n);
+    else
+      p->kernels->multiply_row(panel, scale, n);
   }
 }
 
@@ -175,15 +176,19 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
   codes.plain_scales = 1;
   codes.ahead = p->across ? p->count : p->elements * codes.stride;
-  if (p->across) p->kernels->pack_codes_columns[1](panel, &codes);
-  else p->kernels->pack_codes_rows[1](panel, &codes);
+  if (p->across)
+    p->kernels->pack_codes_columns[1](panel, &codes);
+  else
+    p->kernels->pack_codes_rows[1](panel, &codes);
   if (!p->across && moe_weight_scaled_after_(q->weight)) return;
   moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
 MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
-  if (p->q->weight->scaling == MOE_WEIGHT_MX) moe_patch_pack_mx_(p, panel);
-  else moe_patch_pack_scaled_(p, panel);
+  if (p->q->weight->scaling == MOE_WEIGHT_MX)
+    moe_patch_pack_mx_(p, panel);
+  else
+    moe_patch_pack_scaled_(p, panel);
 }
 
 /* ------------------------------------------------------------------------------------------------------- as operands */
@@ -193,8 +198,8 @@ MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *ke
   const moe_quantized_ *q = (const moe_quantized_ *)right->source;
   const int64_t width = moe_right_width_(right);
   for (int64_t part = 0; part < right->parts; part++) {
-    const moe_weight_patch_ patch = {q,       kernels, right->expert, q->part + part, right->column,
-                                     right->n, from,   k,             part * width,   width,        0};
+    const moe_weight_patch_ patch = {
+        q, kernels, right->expert, q->part + part, right->column, right->n, from, k, part * width, width, 0};
     moe_patch_pack_(&patch, panel);
   }
   if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
@@ -208,8 +213,8 @@ MOE_FN void moe_quantized_unpack_across_(const moe_right_ *right, const moe_kern
   for (int64_t at = from, n; at < from + k; at += n) {
     const int64_t part = at / columns;
     n = moe_min_(from + k - at, (part + 1) * columns - at);
-    const moe_weight_patch_ patch = {q, kernels,       right->expert, q->part + part, at % columns,
-                                     n, right->column, right->n,      0,              MOE_PANEL,    1};
+    const moe_weight_patch_ patch = {
+        q, kernels, right->expert, q->part + part, at % columns, n, right->column, right->n, 0, MOE_PANEL, 1};
     moe_patch_pack_(&patch, panel + (at - from) * MOE_PANEL);
   }
   if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);

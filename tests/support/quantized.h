@@ -31,13 +31,14 @@ static inline int64_t quantized_scale_count(const struct quantized *q) {
     case MOE_WEIGHT_STATIC_PER_EXPERT: return q->E * q->parts;
     case MOE_WEIGHT_COLUMN_PER_EXPERT: return q->E * q->parts * q->columns;
     default:
-      return q->E * quantized_ceil(q->K, quantized_block(q)) * q->parts * quantized_ceil(q->columns, quantized_block(q)) *
-             quantized_repeat(q);
+      return q->E * quantized_ceil(q->K, quantized_block(q)) * q->parts *
+             quantized_ceil(q->columns, quantized_block(q)) * quantized_repeat(q);
   }
 }
 
 static inline float quantized_scale(const struct quantized *q, int64_t e, int64_t k, int64_t part, int64_t column) {
-  const int64_t block = quantized_block(q), down = quantized_ceil(q->K, block), across = quantized_ceil(q->columns, block);
+  const int64_t block = quantized_block(q), down = quantized_ceil(q->K, block),
+                across = quantized_ceil(q->columns, block);
   switch (q->weight.scaling) {
     case MOE_WEIGHT_STATIC: return q->scale[part];
     case MOE_WEIGHT_COLUMN: return q->scale[part * q->columns + column];
@@ -48,7 +49,8 @@ static inline float quantized_scale(const struct quantized *q, int64_t e, int64_
   }
 }
 
-static inline float quantized_code_value(const struct quantized *q, int64_t e, int64_t k, int64_t part, int64_t column) {
+static inline float quantized_code_value(const struct quantized *q, int64_t e, int64_t k, int64_t part,
+                                         int64_t column) {
   const int64_t n = q->position[k];
   return float_of(element_decoded(q->format, mx_code(&q->table, e, part, column, n)));
 }
@@ -87,14 +89,20 @@ static inline void quantized_store(struct quantized *q, int side) {
     free(codes);
   }
   q->weight.codes = q->codes.data;
-  q->weight.scales = q->weight.scaling == MOE_WEIGHT_MX && q->weight.layout == MOE_MX_LAYOUT_GGML ? NULL : q->scales.data;
+  q->weight.scales =
+      q->weight.scaling == MOE_WEIGHT_MX && q->weight.layout == MOE_MX_LAYOUT_GGML ? NULL : q->scales.data;
 }
 
 /* Codes are numbers; E8M0 bytes lie in [low, high], float scales between 1/4 and 4, powers of two or any. */
 static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, int high, int powers, int side) {
   const int64_t n = q->E * q->K * q->parts * q->columns, groups = quantized_ceil(q->K, 32);
   q->format = &elements[q->weight.element];
-  q->table = (mx_tensor){q->E, q->K, q->parts, q->columns, q->format->bits, malloc((size_t)n),
+  q->table = (mx_tensor){q->E,
+                         q->K,
+                         q->parts,
+                         q->columns,
+                         q->format->bits,
+                         malloc((size_t)n),
                          malloc((size_t)(q->E * q->parts * q->columns * groups))};
   q->position = malloc((size_t)q->K * sizeof *q->position);
   int64_t *order = malloc((size_t)q->K * sizeof *order);
@@ -103,7 +111,8 @@ static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, i
     const int magnitude = (int)test_random_range(rng, 0, q->format->last);
     q->table.code[i] = (uint8_t)(magnitude | (int)(test_random(rng) >> 63) << (q->format->bits - 1));
   }
-  for (int64_t i = 0; i < q->E * q->parts * q->columns * groups; i++) q->table.scale[i] = (uint8_t)test_random_range(rng, low, high);
+  for (int64_t i = 0; i < q->E * q->parts * q->columns * groups; i++)
+    q->table.scale[i] = (uint8_t)test_random_range(rng, low, high);
   const int mx = q->weight.scaling == MOE_WEIGHT_MX;
   mx_order(mx ? q->weight.layout : MOE_MX_LAYOUT_PLAIN, q->parts, q->K, order);
   for (int64_t i = 0; i < q->K; i++) q->position[order[i]] = i;
