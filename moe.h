@@ -1,7 +1,8 @@
 /* moe.h: the Mixture-of-Experts layer for the CPU, in C. MIT licence, see the end of this file or LICENSE.
 
    WHAT IT IS
-     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half tensors.
+     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half tensors, from
+     plain weights or from fp8, MXFP8 and MXFP4 ones as they are stored.
      One header, no dependencies but the C library and libm, no threads of its own, no allocation behind your back.
 
    HOW TO COMPILE
@@ -41,8 +42,8 @@
         subnormal flushed. The router's products are never flushed.
      2. Everything else is IEEE binary32, round to nearest even, gradual underflow, nothing contracted or reassociated,
         in the order the prototypes' comments give. The caller's rounding and flush modes are saved and restored.
-     3. Operands of products: tensors as stored; intermediates (m, dg, du, a*m) are rounded to bf16 in _bf16 functions
-        and kept in binary32 in _f32 and _fp16 functions.
+     3. Operands of products: tensors as stored (quantised weights: see moe_quantized_weight); intermediates (m, dg, du, a*m)
+        are rounded to bf16 in _bf16 functions and kept in binary32 in _f32 and _fp16 functions.
      4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32; a value to accumulate
         onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients sum, over an
         expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two rows in affinity
@@ -702,13 +703,15 @@ typedef enum moe_cte_spec {
    in binary32, in block order, rounded once on storing. Tokens in no block get 0. Source: nkilib moe_cte.
    With not_accumulating a token's output is that of the last block that names it.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
-   OUT_OF_MEMORY, UNSUPPORTED (an MX spec), DEVICE_LIMIT. */
+   OUT_OF_MEMORY, UNSUPPORTED (weights packed for another instruction set), DEVICE_LIMIT. An MX spec without both weights
+   quantised to MX is an INVALID_OPTION. */
 typedef struct moe_blockwise_mm_fwd_args {
   moe_blockwise_layer layer;
   moe_cte_spec spec;
   int check_device_limits;     /* 1: refuse what the spec's device kernel cannot do */
   int device_output_shape;     /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1 zero)
-                                  or, not accumulating, [T,H]; the others [T+1,H] (row T zero), with skip_token [T,H] */
+                                  or, not accumulating, [T,H]; SHARD_ON_BLOCK_MX [2,T,H] (second half zero);
+                                  the others [T+1,H] (row T zero), with skip_token [T,H] */
   int not_accumulating;        /* is_tensor_update_accumulating=False */
   int accumulate_output;       /* 1: output += instead of output = */
   void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; 0 in idle blocks, for padding and
