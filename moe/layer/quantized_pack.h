@@ -29,12 +29,17 @@ typedef struct moe_line_ {
   const uint8_t *code;
   int64_t step;    /* bytes from a column to the next */
   int shift, word; /* bytes of a word, and where the code is in it */
+  const uint8_t *scale;
+  int64_t scale_step; /* 0: scales do not lie on a line */
 } moe_line_;
 
 MOE_FN moe_line_ moe_line_of_(const moe_mx_side_ *s, moe_mx_at_ *at, int64_t element) {
   const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, element), within = position % MOE_MX_GROUP_;
-  moe_line_ line = {NULL, 0, 0, 1};
+  moe_line_ line = {NULL, 0, 0, 1, NULL, 0};
   at->group = position / MOE_MX_GROUP_;
+  line.scale = moe_mx_scale_at_(s, at);
+  if (s->scales != MOE_MX_SCALES_TILED_128X4)
+    line.scale_step = moe_mx_is_nki_(s->layout) ? 1 : moe_mx_column_scales_(s);
   if (moe_mx_is_nki_(s->layout)) {
     line.word = s->bits / 2;
     line.step = line.word;
@@ -54,13 +59,24 @@ MOE_FN moe_line_ moe_line_of_(const moe_mx_side_ *s, moe_mx_at_ *at, int64_t ele
   return line;
 }
 
-MOE_FN uint8_t moe_line_code_(const moe_line_ *line, int64_t column, unsigned mask) {
-  const uint8_t *from = line->code + column * line->step;
-  uint32_t word = *from;
-  uint16_t half;
-  if (line->word == 4) memcpy(&word, from, 4);
-  if (line->word == 2) memcpy(&half, from, 2), word = half;
-  return (uint8_t)(word >> line->shift & mask);
+MOE_FN void moe_line_codes_(const moe_line_ *line, int64_t n, unsigned mask, uint8_t *to) {
+  const uint8_t *from = line->code;
+  for (int64_t c = 0; c < n && line->word == 1; c++, from += line->step) to[c] = (uint8_t)(*from >> line->shift & mask);
+  for (int64_t c = 0; c < n && line->word == 2; c++, from += 2) {
+    uint16_t word;
+    memcpy(&word, from, 2);
+    to[c] = (uint8_t)(word >> line->shift & mask);
+  }
+  for (int64_t c = 0; c < n && line->word == 4; c++, from += 4) {
+    uint32_t word;
+    memcpy(&word, from, 4);
+    to[c] = (uint8_t)(word >> line->shift & mask);
+  }
+}
+
+MOE_FN void moe_line_scales_(const moe_mx_side_ *s, const moe_line_ *line, moe_mx_at_ at, int64_t n, uint8_t *to) {
+  for (int64_t c = 0; c < n && line->scale_step; c++) to[c] = line->scale[c * line->scale_step];
+  for (int64_t c = 0; c < n && !line->scale_step; c++, at.column++) to[c] = *moe_mx_scale_at_(s, &at);
 }
 
 /* Code by code, each with its own scale: layouts whose neighbours do not lie side by side as a panel's do. */
@@ -73,10 +89,13 @@ MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
   for (int64_t e = 0; e < p->elements; e++) {
     moe_mx_at_ at = {p->expert, p->part, p->column, 0, NULL};
     const moe_line_ line = moe_line_of_(s, &at, p->element + e);
-    for (int64_t c = 0; c < p->count; c++, at.column++) {
+    uint8_t codes_of[MOE_PIECE_F32_], scales_of[MOE_PIECE_F32_];
+    moe_line_codes_(&line, p->count, mask, codes_of);
+    moe_line_scales_(s, &line, at, p->count, scales_of);
+    for (int64_t c = 0; c < p->count; c++) {
       const int64_t row = p->across ? c : e, col = p->across ? e : c;
-      scale[row * row_bytes + col] = *moe_mx_scale_at_(s, &at);
-      code[row * row_bytes + col * s->bits / 8] |= (uint8_t)(moe_line_code_(&line, c, mask) << (col * s->bits % 8));
+      scale[row * row_bytes + col] = scales_of[c];
+      code[row * row_bytes + col * s->bits / 8] |= (uint8_t)(codes_of[c] << (col * s->bits % 8));
     }
   }
   moe_codes_ codes = moe_patch_codes_(p);
