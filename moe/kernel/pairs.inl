@@ -80,7 +80,7 @@ MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, c
 MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
-  const char *fetch = t->fetch;
+  const char *fetch = t->fetch, *soon = t->soon;
   int64_t at = 0;
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
@@ -88,8 +88,11 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
     for (int j = 0; j < MOE_PANEL / MOE_W; j++)
       acc[i][j] = t->add ? MOE_V(load)(t->c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t p = 0; p < t->k / 2; p++, at += t->step, panel += MOE_PANEL, fetch += t->fetch_stride) {
-    __builtin_prefetch(fetch, 0, 2);
+  for (int64_t p = t->k / 2; p > 0; p--, at += t->step, panel += MOE_PANEL) {
+    __builtin_prefetch(fetch, 0, 3);
+    fetch += t->fetch_stride;
+    __builtin_prefetch(soon, 0, 3);
+    soon += 64;
     MOE_K(tile_pair)(rows, t->row, at, panel, 0, acc);
   }
   if (t->k & 1) MOE_K(tile_pair)(rows, t->row, at, panel, 1, acc);

@@ -37,7 +37,6 @@ typedef struct moe_left_ {
      one piece at a time; `held`: all pieces are there already. */
   char *gathered;
   int keep, held;
-  int crowded; /* rows so far apart that they would share a few sets of the cache */
 } moe_left_;
 
 /* Rows [first, first+count) of a matrix, from element `from` on. */
@@ -49,7 +48,6 @@ MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t 
   left->step = 2 * size;
   left->gathered = gathered;
   left->keep = left->held = 0;
-  left->crowded = rows->stride % 2048 == 0;
   for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
 }
 
@@ -59,7 +57,7 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
   left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
   left->gathered = NULL;
-  left->keep = left->held = left->crowded = 0;
+  left->keep = left->held = 0;
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
 }
 
@@ -205,10 +203,9 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
   return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
 }
 
-/* Whether the tile can read the rows where they lie. */
-MOE_FN int moe_in_place_(const moe_left_ *left, moe_panel_kind_ kind) {
-  return left->step > 8 || (kind == MOE_PANEL_F32 && left->dtype == MOE_DTYPE_F32 && !left->crowded);
-}
+/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even where they need
+   no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the cache. */
+MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
 
 /* The rows' elements [from, from+n), side by side, in the panel's type. */
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
@@ -225,20 +222,23 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  const char *gathered; /* or NULL: the rows are read in place */
+  const char *gathered; /* or NULL: the rows are in a panel */
   moe_ahead_ ahead, *into;
 } moe_piece_at_;
 
-/* What the tile at hand fetches. */
-MOE_INLINE void moe_piece_fetch_(moe_piece_at_ *piece, moe_tile_ *tile) {
+/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead or, if nothing is left of that, the
+   next one's products. */
+MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
+  const int64_t next = i + MOE_TILE_ROWS < left->rows ? i + MOE_TILE_ROWS : 0;
+  tile->soon = piece->gathered ? piece->gathered + next * MOE_PIECE_ROW_BYTES_ : (const char *)tile->panel;
   tile->fetch = moe_ahead_step_(&piece->ahead);
   tile->fetch_stride = piece->ahead.stride;
   if (tile->fetch) return;
   tile->fetch = moe_ahead_step_(piece->into);
   tile->fetch_stride = piece->into->stride;
   if (tile->fetch) return;
-  tile->fetch = (const char *)tile->panel;
-  tile->fetch_stride = 0;
+  tile->fetch = (const char *)(tile->c + MOE_TILE_ROWS * MOE_PANEL);
+  tile->fetch_stride = 32; /* a tile's lines are fewer than its steps */
 }
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be gathered.
@@ -261,10 +261,9 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels,
                                 const void *packed) {
   const moe_left_ *left = m->left;
-  const int in_place = !piece->gathered, in_panel = left->step > 8;
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
-  tile.step = in_place ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
+  tile.step = moe_in_panel_(left) ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
   tile.k = piece->n;
   tile.panel = packed;
   tile.add = piece->from > 0;
@@ -272,10 +271,10 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
-      tile.row[j] =
-          in_place ? left->row[i + j] + piece->from / 2 * left->step : piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_;
-    moe_piece_fetch_(piece, &tile);
-    if (!in_panel && (in_place || !left->held) && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
+      tile.row[j] = piece->gathered ? piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_
+                                    : left->row[i + j] + piece->from / 2 * left->step;
+    moe_piece_fetch_(left, piece, i, &tile);
+    if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
     m->kernels->tile[m->product](&tile);
   }
 }
@@ -309,7 +308,6 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   const moe_right_ *right = m->right;
   const int streams = moe_streams_(m->kernels, left, right);
   const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
-  const int in_place = !streams && moe_in_place_(left, kind);
   const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
   const int64_t k = right->k, panels = moe_right_panels_(right);
 #if MOE_X86
@@ -324,7 +322,7 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    if (!in_place) {
+    if (!moe_in_panel_(left)) {
       char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
       if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, piece.n, to);
       piece.gathered = to;

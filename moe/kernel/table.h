@@ -11,7 +11,7 @@
 enum {
   MOE_PANEL = 64,     /* columns of a panel */
   MOE_ROWS_MAX = 384, /* rows of A in flight: their products with a group of panels stay in cache */
-  MOE_PANELS_MAX = 4, /* panels of B side by side in a group: they share what is read of A, and pages of B */
+  MOE_PANELS_MAX = 8, /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6   /* rows of A in registers */
 };
 
@@ -85,7 +85,7 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie `step`
    bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is fetched, which
-   then moves on by `fetch_stride`. */
+   then moves on by `fetch_stride`, and the line at `soon`, which moves on by a line. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, step, k;
@@ -94,6 +94,7 @@ typedef struct moe_tile_ {
   int add; /* 0: c starts at +0 */
   const char *fetch;
   int64_t fetch_stride;
+  const char *soon;
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 

@@ -5,7 +5,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
   const int64_t step = t->step, half = step / 2, k = t->k, fetch_stride = col ? 0 : t->fetch_stride;
-  const char *fetch = t->fetch;
+  const char *fetch = t->fetch, *soon = t->soon;
   int64_t at = 0;
   c += col;
   MOE_UNROLL
@@ -14,9 +14,11 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
       acc[i][j] = t->add ? MOE_V(load)(c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t p = 0; p < k / 2; p++, at += step, panel += 2 * MOE_PANEL) {
-    __builtin_prefetch(fetch, 0, 2);
+  for (int64_t p = k / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+    __builtin_prefetch(fetch, 0, 3);
     fetch += fetch_stride;
+    __builtin_prefetch(soon, 0, 3);
+    soon += 64;
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_V(f) b[MOE_TILE_VECTORS];

@@ -20,7 +20,7 @@ typedef struct moe_combine_ {
 } moe_combine_;
 
 /* Outputs that a lane sums up at a time: those of a chunk of tokens and of some panels. */
-enum { MOE_COMBINE_FLOATS = 1 << 18 };
+enum { MOE_COMBINE_FLOATS = 1 << 19 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
 MOE_FN int64_t moe_combine_panels_max_(const moe_blockwise_ *call) {
@@ -105,7 +105,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
                              const moe_patch_ *patch, const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
   const moe_rows_ rows = {stage->left.base, stage->left.stride, call->plan.order};
-  const int64_t step = moe_rows_at_once_(&call->group, end - at, stage->k), last = patch->panel + patch->panels;
+  const int64_t step = moe_rows_at_once_(end - at), last = patch->panel + patch->panels;
   for (; at < end; at += step) {
     moe_left_ left;
     moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from,

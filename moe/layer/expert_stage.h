@@ -68,7 +68,7 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_lane_ lane = moe_lane_at_(stage->group, turn);
   const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
   const int64_t end = stage->group->first[span.expert + 1],
-                step = moe_rows_at_once_(stage->group, moe_group_rows_(stage->group, span.expert), stage->k);
+                step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
   if (stage->begin) stage->begin(stage->arg, span, lane.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
     moe_left_ left;

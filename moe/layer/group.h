@@ -14,9 +14,7 @@ typedef struct moe_group_ {
   int64_t lane_bytes, gather_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
 } moe_group_;
 
-enum {
-  MOE_GATHER_BYTES_ = 2 << 20
-}; /* rows gathered whole, at most: they are read in order, so need not fit the caches */
+enum { MOE_GATHER_BYTES_ = 1 << 19 }; /* rows gathered whole, at most: beside the products they stay in cache */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
@@ -108,12 +106,9 @@ MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, m
   left->held = left->keep;
 }
 
-/* How many rows of k elements to take at a time of those that are left: as equal parts as fit, the fewer the longer they are. */
-MOE_FN int64_t moe_rows_at_once_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t all = moe_gathered_bytes_(group, MOE_ROWS_MAX, k);
-  const int64_t fit = all > 0 ? group->gather_bytes / (all / MOE_ROWS_MAX) : 0;
-  const int64_t most = moe_min_(MOE_ROWS_MAX, moe_max_(fit, MOE_ROWS_MAX / 2));
-  return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, most)) : 0;
+/* How many rows to take at a time of those that are left: as equal parts as fit. */
+MOE_FN int64_t moe_rows_at_once_(int64_t rows) {
+  return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, MOE_ROWS_MAX)) : 0;
 }
 
 /* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on it. */
