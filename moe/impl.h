@@ -26,6 +26,7 @@ MOE_EXACT_BEGIN
 #include "kernel/names.h"
 #include "kernel/table.h"
 #include "kernel/reduce.h"
+#include "kernel/walk.h"
 
 /* --- one region per instruction set --- */
 

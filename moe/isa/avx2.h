@@ -33,6 +33,7 @@ MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a
 MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
 MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
 MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
+MOE_INLINE __m256i moe_srav_avx2(__m256i a, __m256i n) { return _mm256_srav_epi32(a, n); }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
   return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m));

@@ -33,6 +33,7 @@ MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512
 MOE_INLINE __m512i moe_slli_avx512(__m512i a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srli_avx512(__m512i a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srai_avx512(__m512i a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+MOE_INLINE __m512i moe_srav_avx512(__m512i a, __m512i n) { return _mm512_srav_epi32(a, n); }
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }

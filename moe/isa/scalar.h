@@ -9,7 +9,7 @@
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
-     addi subi andi ori slli srli srai casti castf
+     addi subi andi ori slli srli srai srav casti castf
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
@@ -61,6 +61,7 @@ MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
 MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
 MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
+MOE_INLINE uint32_t moe_srav_scalar(uint32_t a, uint32_t n) { return moe_srai_scalar(a, (int)n); }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
 MOE_INLINE uint32_t moe_topi_scalar(uint32_t a) { return a; }

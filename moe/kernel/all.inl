@@ -63,6 +63,10 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->quantize_groups[i] = MOE_CAT(moe_quantize_groups_##bits##_, MOE_ISA);            \
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
+#if MOE_BF16_BY_MODE
+  t->stream_codes[0] = MOE_CAT(moe_stream_codes_4_, MOE_ISA);
+  t->stream_codes[1] = MOE_CAT(moe_stream_codes_8_, MOE_ISA);
+#endif
   MOE_CODES_KERNELS_(0, 4)
   MOE_CODES_KERNELS_(1, 8)
 #undef MOE_CODES_KERNELS_

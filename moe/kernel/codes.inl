@@ -61,7 +61,7 @@ MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, cons
 /* Sign and magnitude are brought to their places in one shift; bias and scale are one sum. */
 MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   const MOE_V(i) exponent = MOE_V(addi)(MOE_V(slli)(byte, 23), MOE_V(set1i)(f->rebias - (127u << 23)));
-  const MOE_V(i) placed = MOE_V(srai)(MOE_V(slli)(word, 24 - at), 24 - f->shift);
+  const MOE_V(i) placed = MOE_V(srav)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)((uint32_t)(24 - f->shift)));
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
 }
 

@@ -103,7 +103,7 @@ MOE_INLINE MOE_V(i) MOE_KC(codes_words)(const moe_codes_ *c, const uint8_t *colu
   enum { run = 4 * MOE_CODES_BITS };
   const int64_t bytes = moe_min_(4 * MOE_W, (left * MOE_CODES_BITS + 7) / 8);
   uint8_t word[4 * MOE_W] = {0};
-  if (MOE_W > 1 && bytes == 4 * MOE_W && c->group == run) return MOE_V(loadi)(column);
+  __builtin_prefetch(column + c->ahead);
   for (int64_t b = 0; b < bytes; b += run) memcpy(word + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
   if (MOE_W > 1) return MOE_V(loadi)(word);
   return MOE_V(set1i)((uint32_t)word[0] | (uint32_t)word[1] << 8 | (uint32_t)word[2] << 16 | (uint32_t)word[3] << 24);
@@ -114,30 +114,59 @@ MOE_INLINE int64_t MOE_KC(word_k)(int split, int64_t w) {
   return split ? w / 4 * 32 + w % 4 * 4 : w * (32 / MOE_CODES_BITS);
 }
 
-MOE_INLINE MOE_V(i) MOE_KC(word_scale)(const uint8_t *scale, int64_t w) {
-  return scale ? MOE_V(loadu8)(scale + w / MOE_CODES_BITS * MOE_PANEL) : MOE_V(set1i)(127u);
+/* Up to four scale bytes, in order, for every lane's column, from group g on; 1 for columns that are not there. */
+MOE_INLINE MOE_V(i) MOE_KC(scale_words)(const moe_codes_ *c, int64_t col, int64_t g, int64_t groups) {
+  const uint8_t *scale = c->scale + col * c->scale_stride + g * c->scale_group;
+  const int64_t n = c->scale ? moe_min_(MOE_W, c->n - col) : 0;
+  enum { most = MOE_W > 1 ? MOE_W / MOE_CODES_BITS : 1 };
+  uint32_t word[MOE_W];
+  if (MOE_W > 1 && n == MOE_W && groups == most && c->scale_group == 1) {
+    for (int i = 0; i < MOE_W; i++, scale += c->scale_stride) {
+      word[i] = 0x7f7f7f7fu;
+      memcpy(word + i, scale, most);
+    }
+    return MOE_V(loadi)(word);
+  }
+  for (int64_t i = 0; i < MOE_W; i++, scale += c->scale_stride) {
+    word[i] = 0x7f7f7f7fu;
+    for (int64_t b = 0; b < groups && i < n; b++) word[i] ^= (0x7fu ^ (uint32_t)scale[b * c->scale_group]) << (8 * b);
+  }
+  return MOE_V(loadi)(word);
 }
 
-/* W columns of a panel from words [w, w+W) of each: all codes are there, and codes and scales plain. */
-MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MOE_V(i) *words, const uint8_t *scale,
-                                         int64_t w, const moe_element_format_ *format) {
+/* The scale bytes of word w. */
+MOE_INLINE MOE_V(i) MOE_KC(word_scale)(MOE_V(i) scales, int64_t w) {
+  return MOE_V(andi)(MOE_V(srli)(scales, (int)(w / MOE_CODES_BITS * 8)), MOE_V(set1i)(255u));
+}
+
+/* Whether not all of them are plain. */
+MOE_INLINE int MOE_KC(scales_special)(MOE_V(i) scales) {
+  const MOE_V(i) upper = MOE_V(andi)(MOE_V(srli)(scales, 4), MOE_V(set1i)(0x0f0f0f0fu)); /* 0 or 15? */
+  const MOE_V(i) plain = MOE_V(andi)(MOE_V(addi)(upper, MOE_V(set1i)(0x01010101u)), MOE_V(set1i)(0x0e0e0e0eu));
+  const MOE_V(i) top = MOE_V(andi)(MOE_V(addi)(plain, MOE_V(set1i)(0x7f7f7f7fu)), MOE_V(set1i)(0x80808080u));
+  return MOE_V(anyi)(MOE_V(subi)(MOE_V(set1i)(0x80808080u), top));
+}
+
+/* W columns of a panel from W words of each: all codes are there, and codes and scales plain. */
+MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MOE_V(i) *words, MOE_V(i) scales,
+                                         const moe_element_format_ *format) {
   enum { per_word = 32 / MOE_CODES_BITS };
   const int64_t odd = c->split ? 16 * MOE_PANEL : MOE_PANEL, pair = c->split ? MOE_PANEL : 2 * MOE_PANEL;
   for (int64_t j = 0; j < MOE_W; j++) {
-    float *to = p + MOE_KC(word_k)(c->split, w + j) * MOE_PANEL;
-    const MOE_V(i) byte = MOE_KC(word_scale)(scale, w + j);
+    float *to = p + MOE_KC(word_k)(c->split, j) * MOE_PANEL;
+    const MOE_V(i) byte = MOE_KC(word_scale)(scales, j);
     MOE_UNROLL
     for (int lane = 0; lane < per_word; lane++)
       MOE_V(store)(to + lane / 2 * pair + lane % 2 * odd, MOE_PLAIN(words[j], lane * MOE_CODES_BITS, byte, format));
   }
 }
 
-/* The same of any. */
-MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) *words, const uint8_t *scale,
-                                   int64_t w, const moe_element_format_ *format) {
+/* The same of any, from word w on. */
+MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) *words, MOE_V(i) scales, int64_t w,
+                                   const moe_element_format_ *format) {
   const int64_t odd = c->split ? 16 : 1, pair = c->split ? 1 : 2;
   for (int64_t j = 0; j < MOE_W && (w + j) / MOE_CODES_BITS * 32 < c->k; j++) {
-    const MOE_V(i) byte = MOE_KC(word_scale)(scale, w + j);
+    const MOE_V(i) byte = MOE_KC(word_scale)(scales, w % MOE_CODES_BITS + j);
     for (int lane = 0; lane < 32 / MOE_CODES_BITS; lane++) {
       const int64_t k = MOE_KC(word_k)(c->split, w + j) + lane / 2 * pair + lane % 2 * odd;
       if (k < c->k) MOE_V(store)(p + k * MOE_PANEL, MOE_SCALED(words[j], lane * MOE_CODES_BITS, byte, format));
@@ -160,25 +189,45 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_fo
   return MOE_V(anyi)(MOE_V(ori)(MOE_V(andi)(any, top), MOE_V(subi)(top, all)));
 }
 
+enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
+
+/* Words of W columns from code `at` on, transposed, and their scales. Returns whether they want the general way. */
+MOE_INLINE int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, int fetch,
+                                  const moe_element_format_ *format, MOE_V(i) *words, MOE_V(i) *scales) {
+  const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8 + col * c->stride;
+  const int64_t end = moe_min_(c->k, at + MOE_KC(codes));
+  if (MOE_W > 1 && col + MOE_W <= c->n && at + MOE_KC(codes) <= c->k && c->group == 4 * MOE_CODES_BITS) {
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++, first += c->stride) {
+      if (fetch) __builtin_prefetch(first + c->ahead);
+      words[i] = MOE_V(loadi)(first);
+    }
+  } else {
+    for (int i = 0; i < MOE_W; i++, first += c->stride)
+      words[i] = col + i < c->n ? MOE_KC(codes_words)(c, first, c->k - at) : MOE_V(set1i)(0u);
+  }
+  MOE_V(transpose)(words);
+  *scales = MOE_KC(scale_words)(c, col, at / 32, (end + 31) / 32 - at / 32);
+  return MOE_W == 1 || at + MOE_KC(codes) > c->k || MOE_KC(scales_special)(*scales) ||
+         MOE_KC(codes_special)(words, format);
+}
+
 MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
-  enum { codes = MOE_W * 32 / MOE_CODES_BITS };
   const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
   for (int64_t col = 0; col < c->width; col += MOE_W) {
     float *p = panel + c->col + col;
-    const uint8_t *scale = c->scale ? c->scale + c->col + col : NULL;
-    for (int64_t at = 0; at < c->k; at += codes) {
-      const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8;
-      const int64_t w = at * MOE_CODES_BITS / 32;
-      MOE_V(i) words[MOE_W];
-      for (int64_t i = 0; i < MOE_W; i++) __builtin_prefetch(first + (col + i) * c->stride + c->ahead);
-      for (int i = 0; i < MOE_W; i++)
-        words[i] = col + i < c->n ? MOE_KC(codes_words)(c, first + (col + i) * c->stride, c->k - at) : MOE_V(set1i)(0u);
-      MOE_V(transpose)(words);
-      if (MOE_W == 1 || at + codes > c->k || !c->plain_scales || MOE_KC(codes_special)(words, &format))
-        MOE_KC(pack_words)(p, c, words, scale, w, &format);
-      else MOE_KC(pack_plain_words)(p, c, words, scale, w, &format);
+    for (int64_t at = 0; at < c->k; at += MOE_KC(codes)) {
+      MOE_V(i) words[MOE_W], scales;
+      if (MOE_KC(load_words)(c, col, at, 1, &format, words, &scales))
+        MOE_KC(pack_words)(p, c, words, scales, at * MOE_CODES_BITS / 32, &format);
+      else
+        MOE_KC(pack_plain_words)(p + at * MOE_PANEL, c, words, scales, &format);
     }
   }
 }
+
+#if MOE_BF16_BY_MODE
+#include "stream_codes.inl"
+#endif
 
 #undef MOE_KC

@@ -79,7 +79,9 @@ typedef struct moe_right_ {
   /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel, an odd
      k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
-  const void *source;     /* what unpack needs: the weight, */
+  /* (optional) Adds a few rows' products with one panel's columns, all of k, while it unpacks them. */
+  void (*stream)(const struct moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream);
+  const void *source;     /* what these need: the weight, */
   int64_t expert, column; /*   whose, and the first column of each part */
 } moe_right_;
 
@@ -191,10 +193,15 @@ typedef struct moe_operands_ {
   const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
 
-/* Whether the rows are so few that the right operand is multiplied as it streams past. */
+/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even where they need
+   no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the cache. */
+MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
+
+/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  return left->rows <= MOE_ROWS_FEW && left->step <= 8 && !right->panel && !right->transposed && !right->unpack &&
-         kernels->stream[right->dtype];
+  if (left->rows > MOE_ROWS_FEW || moe_in_panel_(left)) return 0;
+  if (right->unpack) return right->stream && left->keep && kernels->stream_codes[0];
+  return !right->panel && !right->transposed && kernels->stream[right->dtype];
 }
 
 /* How many panels to multiply at a time. */
@@ -202,10 +209,6 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
   if (!moe_streams_(kernels, left, right)) return MOE_PANELS_MAX;
   return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
 }
-
-/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even where they need
-   no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the cache. */
-MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
 
 /* The rows' elements [from, from+n), side by side, in the panel's type. */
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
@@ -279,6 +282,25 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   }
 }
 
+/* All rows times a right operand that unpacks itself. */
+MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
+  const moe_left_ *left = m->left;
+  const int64_t row = moe_ceil_div_(m->right->k, MOE_PIECE_F32_) * MOE_PIECE_F32_;
+  float *x = (float *)(void *)left->gathered;
+  for (int64_t i = 0; i < left->rows && !left->held; i++)
+    m->kernels->load_row[left->dtype](x + i * row, left->row[i], m->right->k);
+  for (int64_t p = 0; p < moe_right_panels_(m->right); p++) {
+    const moe_right_ one = moe_right_part_(m->right, p, 1);
+    moe_stream_ s = {0};
+    s.x = x;
+    s.x_stride = row;
+    s.rows = left->rows;
+    s.k = m->right->k;
+    s.c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+    one.stream(&one, m->kernels, &s);
+  }
+}
+
 /* All rows times a piece of the right operand, as many columns at a time as keep their products in cache. */
 MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
@@ -319,7 +341,8 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS),
                   moe_max_(1, moe_min_(size, k) / 2));
   if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
-  for (int64_t from = 0; from < k; from += size) {
+  if (streams && right->unpack) moe_stream_whole_(m);
+  for (int64_t from = 0; from < k && !(streams && right->unpack); from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
     if (!moe_in_panel_(left)) {

@@ -6,32 +6,18 @@
 MOE_INLINE void MOE_KF(stream_columns)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
                                        const float *x, float *c) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  MOE_V(f) b[2 * MOE_TILE_VECTORS][2];
+  MOE_V(f) b[4 * MOE_TILE_VECTORS];
   MOE_UNROLL
   for (int q = 0; q < 2 * pairs; q++) {
     MOE_UNROLL
     for (int v = 0; v < 2; v++) {
       const char *at = src + q * s->stride + v * MOE_W * size;
       const int64_t left = q < k ? n - v * MOE_W : 0;
-      b[q][v] = left >= MOE_W ? MOE_VF(load)(at) : left > 0 ? MOE_VF(loadn)(at, left) : MOE_V(set1)(0.0f);
+      b[2 * q + v] = left >= MOE_W ? MOE_VF(load)(at) : left > 0 ? MOE_VF(loadn)(at, left) : MOE_V(set1)(0.0f);
     }
     for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(src + q * s->stride + s->ahead + i);
   }
-  for (int64_t r = 0; r < s->rows; r++, x += s->x_stride, c += MOE_PANEL) {
-    MOE_V(f) sum[2] = {MOE_V(load)(c), MOE_V(load)(c + MOE_W)};
-    MOE_UNROLL
-    for (int q = 0; q < 2 * pairs; q += 2) {
-      /* The missing odd element of the last pair is a zero in both operands. */
-      const MOE_V(f) even = MOE_V(set1)(x[q]), odd = MOE_V(set1)(q + 1 < k ? x[q + 1] : 0.0f);
-      MOE_UNROLL
-      for (int v = 0; v < 2; v++) {
-        sum[v] = MOE_V(fma)(odd, b[q + 1][v], sum[v]);
-        sum[v] = MOE_V(fma)(even, b[q][v], sum[v]);
-      }
-    }
-    MOE_V(store)(c, sum[0]);
-    MOE_V(store)(c + MOE_W, sum[1]);
-  }
+  MOE_K(stream_products)(s, pairs, 2, k, b, x, c);
 }
 
 MOE_INLINE void MOE_KF(stream_rows)(const moe_stream_ *s, int pairs, int64_t k, int64_t from) {

@@ -114,16 +114,16 @@ typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 /* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
    scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
-   `stride` apart, `group` bytes from 32 codes to the next 32; scale byte (k/32, column) at scale[k/32*64 + column].
-   scale NULL: 1; plain_scales: all are plain. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
+   `stride` apart, `group` bytes from 32 codes to the next 32; its scale bytes lie scale_group apart, columns scale_stride.
+   scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
 /* A scale byte with which no normal element under- or overflows. */
-#define MOE_PLAIN_SCALE_(byte) ((byte) >= 15 && (byte) < 240)
+#define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
 typedef struct moe_codes_ {
   const moe_element_format_ *format;
   const uint8_t *codes, *scale;
-  int64_t stride, group, scale_stride;
-  int split, scale_each, plain_scales;
+  int64_t stride, group, scale_stride, scale_group;
+  int split, scale_each;
   int64_t col, width, n, k;
   int64_t ahead; /* bytes from a code to one that will be wanted soon, to be fetched */
 } moe_codes_;
@@ -148,7 +148,9 @@ typedef struct moe_kernels {
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */
-  moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16's relies on the flushing mode */
+  moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16 products rely on the flushing mode */
+  /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or NULL. */
+  void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);

@@ -72,6 +72,31 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
 
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
+#if MOE_BF16_BY_MODE
+/* All rows of a stream (see moe_stream_) times `pairs` pairs of elements, of which k are there, of `vectors` vectors of
+   columns: element q of vector v is b[q * vectors + v]. */
+MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vectors, int64_t k, const MOE_V(f) *b,
+                                       const float *x, float *c) {
+  for (int64_t r = 0; r < s->rows; r++, x += s->x_stride, c += MOE_PANEL) {
+    MOE_V(f) sum[4];
+    MOE_UNROLL
+    for (int v = 0; v < vectors; v++) sum[v] = MOE_V(load)(c + v * MOE_W);
+    MOE_UNROLL
+    for (int q = 0; q < 2 * pairs; q += 2) {
+      /* The missing odd element of the last pair is a zero in both operands. */
+      const MOE_V(f) even = MOE_V(set1)(x[q]), odd = MOE_V(set1)(q + 1 < k ? x[q + 1] : 0.0f);
+      MOE_UNROLL
+      for (int v = 0; v < vectors; v++) {
+        sum[v] = MOE_V(fma)(odd, b[(q + 1) * vectors + v], sum[v]);
+        sum[v] = MOE_V(fma)(even, b[q * vectors + v], sum[v]);
+      }
+    }
+    MOE_UNROLL
+    for (int v = 0; v < vectors; v++) MOE_V(store)(c + v * MOE_W, sum[v]);
+  }
+}
+#endif
+
 #if !MOE_BF16_BY_MODE
 MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 1); }
 #endif

@@ -128,6 +128,7 @@ MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kern
 MOE_FN moe_right_ moe_rounded_right_(const moe_rounded_ *rounded, int64_t expert, moe_right_ right) {
   if (!rounded->round->enabled) return right;
   right.unpack = moe_rounded_unpack_;
+  right.stream = NULL;
   right.source = rounded;
   right.expert = expert;
   return right;

@@ -108,49 +108,45 @@ MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
 
 /* ------------------------------------------------------------------------------------- MX, elements of K side by side */
 
-/* Their scales, as pack_codes_columns takes them. Returns whether all are plain. */
-MOE_FN int moe_patch_scales_(const moe_weight_patch_ *p, uint8_t *scale) {
+/* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
+MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale) {
   const moe_mx_side_ *s = &p->q->side;
-  const int own = s->scales == MOE_MX_SCALES_OWN;
-  const int64_t groups = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
-  const int64_t column = moe_mx_column_scales_(s), group = moe_mx_group_scales_(s);
   moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
-  const uint8_t *first = moe_mx_scale_at_(s, &at);
-  int plain = 1;
-  for (int64_t g = 0; g < groups; g++, at.group++)
-    for (int64_t c = 0; c < p->count; c++) {
-      at.column = p->column + c;
-      const uint8_t byte = own ? first[c * column + g * group] : *moe_mx_scale_at_(s, &at);
-      plain &= MOE_PLAIN_SCALE_(byte);
-      scale[g * MOE_PANEL + p->col + c] = byte;
-    }
-  return plain;
-}
-
-MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
-  const moe_mx_side_ *s = &p->q->side;
-  const moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
-  const int split = s->layout == MOE_MX_LAYOUT_GGML;
-  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL] = {0}; /* that of a column that is not there */
-  if (moe_mx_is_nki_(s->layout) || (p->across && (split || s->scales != MOE_MX_SCALES_OWN))) {
-    moe_patch_pack_any_(p, panel);
-    return;
-  }
   moe_codes_ codes = moe_patch_codes_(p);
   codes.codes = moe_mx_group_codes_(s, &at);
   codes.stride = moe_mx_column_bytes_(s);
   codes.group = moe_mx_group_bytes_(s);
-  codes.split = split;
-  codes.ahead = (p->across ? p->count : p->elements / MOE_MX_GROUP_) * (p->across ? codes.stride : codes.group);
-  if (p->across) {
-    codes.scale = moe_mx_scale_at_(s, &at);
-    codes.scale_stride = moe_mx_column_scales_(s);
-    p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  codes.split = s->layout == MOE_MX_LAYOUT_GGML;
+  codes.scale = moe_mx_scale_at_(s, &at);
+  codes.scale_stride = moe_mx_column_scales_(s);
+  codes.scale_group = moe_mx_group_scales_(s);
+  if (s->scales == MOE_MX_SCALES_OWN) return codes;
+  codes.scale = scale;
+  codes.scale_stride = 1;
+  codes.scale_group = MOE_PANEL;
+  for (int64_t g = 0; g < moe_ceil_div_(p->elements, MOE_MX_GROUP_); g++, at.group++)
+    for (int64_t c = 0; c < p->count; c++) {
+      at.column = p->column + c;
+      scale[g * MOE_PANEL + c] = *moe_mx_scale_at_(s, &at);
+    }
+  return codes;
+}
+
+MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_side_ *s = &p->q->side;
+  const int wide = moe_wide_(&p->q->format);
+  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL];
+  if (moe_mx_is_nki_(s->layout) ||
+      (p->across && (s->layout == MOE_MX_LAYOUT_GGML || s->scales != MOE_MX_SCALES_OWN))) {
+    moe_patch_pack_any_(p, panel);
     return;
   }
-  codes.plain_scales = moe_patch_scales_(p, scale);
-  codes.scale = scale;
-  p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
+  moe_codes_ codes = moe_patch_columns_(p, scale);
+  codes.ahead = p->across ? p->count * codes.stride : p->elements / MOE_MX_GROUP_ * codes.group;
+  if (p->across)
+    p->kernels->pack_codes_rows[wide](panel, &codes);
+  else
+    p->kernels->pack_codes_columns[wide](panel, &codes);
 }
 
 /* --------------------------------------------------------------------------------------------------------- float scales */
@@ -193,7 +189,6 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   codes.stride = s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
-  codes.plain_scales = 1;
   codes.ahead = p->across ? p->count : p->elements * codes.stride;
   if (p->across)
     p->kernels->pack_codes_columns[1](panel, &codes);
@@ -239,6 +234,21 @@ MOE_FN void moe_quantized_unpack_across_(const moe_right_ *right, const moe_kern
   if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
 }
 
+/* MX whose elements of K lie side by side, over all of K. */
+MOE_FN void moe_quantized_stream_(const moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream) {
+  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
+  const int64_t width = moe_right_width_(right);
+  moe_codes_ codes[2];
+  for (int64_t part = 0; part < right->parts; part++) {
+    const moe_weight_patch_ patch = {
+        q, kernels, right->expert, q->part + part, right->column, right->n, 0, right->k, part * width, width, 0};
+    codes[part] = moe_patch_columns_(&patch, NULL);
+    codes[part].ahead = width * codes[part].stride;
+  }
+  stream->parts = right->parts;
+  kernels->stream_codes[moe_wide_(&q->format)](stream, codes);
+}
+
 /* Where it lies, as far as that can be fetched ahead. */
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int across, moe_right_ *right) {
   const moe_mx_side_ *s = &q->side;
@@ -262,6 +272,8 @@ MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, 
   right.n = across ? q->side.K : columns;
   right.k = across ? parts * columns : q->side.K;
   right.unpack = across ? moe_quantized_unpack_across_ : moe_quantized_unpack_;
+  if (!across && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
+    right.stream = moe_quantized_stream_;
   right.source = q;
   right.expert = expert;
   moe_quantized_place_(q, across, &right);

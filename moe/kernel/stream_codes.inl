@@ -1,0 +1,76 @@
+/* A few rows times a panel's columns of codes (see pack_codes_columns) over all of k, without the panel: codes become floats a
+   few columns' vectors at a time and are multiplied where they are. Included for codes of 4 and of 8 bits. */
+
+enum { MOE_KC(vectors) = 4, MOE_KC(wide) = MOE_KC(vectors) * MOE_W }; /* so many sums hide the latency of a product */
+
+/* MOE_TILE_VECTORS codes of every column, from bit `at` of its words on. */
+MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *byte, int64_t w, int at,
+                                    const moe_element_format_ *format, const float *x, float *c) {
+  MOE_V(f) b[4 * MOE_TILE_VECTORS];
+  MOE_UNROLL
+  for (int q = 0; q < MOE_TILE_VECTORS; q++) {
+    MOE_UNROLL
+    for (int v = 0; v < MOE_KC(vectors); v++)
+      b[q * MOE_KC(vectors) + v] = MOE_PLAIN(words[v][w], at + q * MOE_CODES_BITS, byte[v], format);
+  }
+  MOE_K(stream_products)(s, MOE_TILE_VECTORS / 2, MOE_KC(vectors), MOE_TILE_VECTORS, b, x, c);
+}
+
+MOE_INLINE void MOE_KC(stream_words)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *scales,
+                                     const moe_element_format_ *format, moe_walk_ *walk, const float *x, float *c) {
+  for (int64_t w = 0; w < MOE_W; w++) {
+    if (walk) moe_walk_on_(walk);
+    MOE_V(i) byte[MOE_KC(vectors)];
+    MOE_UNROLL
+    for (int v = 0; v < MOE_KC(vectors); v++) byte[v] = MOE_KC(word_scale)(scales[v], w);
+    MOE_UNROLL
+    for (int at = 0; at < 32; at += MOE_TILE_VECTORS * MOE_CODES_BITS, x += MOE_TILE_VECTORS)
+      MOE_KC(stream_step)(s, words, byte, w, at, format, x, c);
+  }
+}
+
+/* Codes [at, at+k) of all parts by way of a panel. */
+MOE_FN void MOE_KC(stream_panel)(const moe_stream_ *s, const moe_codes_ *codes, int64_t at, int64_t k) {
+  float panel[MOE_KC(codes) * MOE_PANEL];
+  moe_stream_ stream = *s;
+  for (int64_t p = 0; p < s->parts; p++) {
+    moe_codes_ part = codes[p];
+    part.codes += at / 32 * part.group + at % 32 * MOE_CODES_BITS / 8;
+    if (part.scale) part.scale += at / 32 * part.scale_group;
+    part.k = k;
+    MOE_KC(pack_codes_columns)(panel, &part);
+  }
+  stream.x += at;
+  stream.k = k;
+  stream.base[0] = (const char *)panel;
+  stream.parts = 1;
+  stream.stride = MOE_PANEL * (int64_t)sizeof *panel;
+  stream.n = MOE_PANEL;
+  stream.ahead = 0;
+  MOE_CAT(moe_stream_f32_, MOE_ISA)(&stream);
+}
+
+/* Codes [at, at+MOE_KC(codes)) of all parts, if that many are there and plain; if not, returns 0. */
+MOE_FN int MOE_KC(stream_plain)(const moe_stream_ *s, const moe_codes_ *codes, int64_t at,
+                                const moe_element_format_ *format, moe_walk_ *walk) {
+  MOE_V(i) words[MOE_PANEL / MOE_W][MOE_W], scales[MOE_PANEL / MOE_W];
+  for (int64_t p = 0; p < s->parts; p++) {
+    if (codes[p].split || codes[p].n < codes[p].width) return 0;
+    for (int64_t col = 0; col < codes[p].width; col += MOE_W) {
+      const int64_t v = (codes[p].col + col) / MOE_W;
+      if (MOE_KC(load_words)(codes + p, col, at, 0, format, words[v], scales + v)) return 0;
+    }
+  }
+  for (int64_t col = 0; col < MOE_PANEL; col += MOE_KC(wide))
+    MOE_KC(stream_words)(s, words + col / MOE_W, scales + col / MOE_W, format, col == 0 ? walk : NULL, s->x + at,
+                         s->c + col);
+  return 1;
+}
+
+MOE_FN void MOE_KC(stream_codes)(const moe_stream_ *s, const moe_codes_ *codes) {
+  const moe_element_format_ format = *codes->format; /* nothing that is stored can change it */
+  moe_walk_ walk = moe_walk_of_(s, codes, MOE_CODES_BITS, moe_ceil_div_(s->k, MOE_KC(codes)) * MOE_W);
+  for (int64_t at = 0; at < s->k; at += MOE_KC(codes))
+    if (!MOE_KC(stream_plain)(s, codes, at, &format, &walk))
+      MOE_KC(stream_panel)(s, codes, at, moe_min_(MOE_KC(codes), s->k - at));
+}
