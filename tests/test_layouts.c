@@ -12,35 +12,6 @@ static const int64_t lengths[] = {1,   3,   4,   31,  32,  64,  96,  100, 128,  
                                   416, 500, 512, 544, 700, 896, 928, 1024, 1152, 1536, 2080, 2560, 2944};
 enum { LENGTHS = sizeof lengths / sizeof *lengths };
 
-static int is_x4(moe_mx_layout l) { return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4; }
-static int is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
-static int is_nki(moe_mx_layout l) { return !is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
-
-static int side_valid(moe_mx_layout l, moe_mx_scales scales, const moe_mx_layout_args *a) {
-  if (scales == MOE_MX_SCALES_NKI_OVERSIZED && !is_nki(l)) return 0;
-  if (scales == MOE_MX_SCALES_NKI_PACKED && (!is_nki(l) || is_x4(l))) return 0;
-  if (scales == MOE_MX_SCALES_TILED_128X4 && !is_rows(l)) return 0;
-  if (!is_nki(l) && l != MOE_MX_LAYOUT_PLAIN && a->element_bits == 8) return 0;
-  if (is_x4(l)) return a->K % (a->parts == 2 ? 512 : 4) == 0;
-  return l == MOE_MX_LAYOUT_PLAIN || a->K % 32 == 0;
-}
-
-/* Whether two NKI layouts group the same elements, by their definitions. */
-static int same_groups(const moe_mx_layout_args *a) {
-  int64_t *x = malloc((size_t)a->K * sizeof *x), *y = malloc((size_t)a->K * sizeof *y);
-  assert_true(x && y);
-  mx_order(a->from, a->parts, a->K, x), mx_order(a->to, a->parts, a->K, y);
-  const int same = memcmp(x, y, (size_t)a->K * sizeof *x) == 0;
-  free(x), free(y);
-  return same;
-}
-
-static int valid(const moe_mx_layout_args *a) {
-  if (!side_valid(a->from, a->scales_from, a) || !side_valid(a->to, a->scales_to, a)) return 0;
-  if (a->logical_order && !((a->from == MOE_MX_LAYOUT_PLAIN && is_nki(a->to)) || (a->to == MOE_MX_LAYOUT_PLAIN && is_nki(a->from)))) return 0;
-  return !is_nki(a->from) || !is_nki(a->to) || same_groups(a);
-}
-
 static void describe(const moe_mx_layout_args *a, const moe_context *ctx, const char *what) {
   fail_msg("%s (%s) | from %d/%d to %d/%d bits %d parts %d E %lld K %lld columns %lld logical %d threads %d", what, ctx->message, a->from,
            a->scales_from, a->to, a->scales_to, a->element_bits, a->parts, (long long)a->E, (long long)a->K, (long long)a->columns,
@@ -54,7 +25,7 @@ static void check(moe_mx_layout_args *a, uint64_t *rng) {
   a->E = test_random_range(rng, 1, 3);
   a->columns = test_random_chance(rng, 4) ? test_random_range(rng, 60, 140) : test_random_range(rng, 1, 9);
   moe_mx_layout_bytes bytes;
-  if (valid(a)) {
+  if (mx_convertible(a)) {
     const char *wrong = mx_check(&ctx, a, test_random(rng));
     if (wrong) describe(a, &ctx, wrong);
   } else if (moe_mx_layout_size(&ctx, a, &bytes) == MOE_OK) {
@@ -101,7 +72,7 @@ static void test_permutation(void **state) {
       for (int n = 0; n < LENGTHS; n++) {
         const moe_mx_layout_args a = {.element_bits = 4, .parts = parts, .K = lengths[n]};
         int64_t got[2944], want[2944], seen[2944] = {0};
-        const int fits = side_valid((moe_mx_layout)l, MOE_MX_SCALES_OWN, &a);
+        const int fits = mx_storable((moe_mx_layout)l, MOE_MX_SCALES_OWN, a.element_bits, a.parts, a.K);
         assert_int_equal(moe_nki_x4_permutation(&ctx, (moe_mx_layout)l, parts, a.K, got), fits ? MOE_OK : MOE_ERROR_INVALID_SHAPE);
         if (!fits) continue;
         mx_order((moe_mx_layout)l, parts, a.K, want);

@@ -21,32 +21,6 @@ struct layer {
   struct quantized gate_up, down;
 };
 
-static int is_x4(moe_mx_layout l) { return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4; }
-static int is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
-static int is_nki(moe_mx_layout l) { return !is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
-
-static int placement_valid(moe_mx_layout l, moe_mx_scales scales) {
-  if (scales == MOE_MX_SCALES_NKI_OVERSIZED) return is_nki(l);
-  if (scales == MOE_MX_SCALES_NKI_PACKED) return is_nki(l) && !is_x4(l);
-  return scales != MOE_MX_SCALES_TILED_128X4 || is_rows(l);
-}
-
-/* The plain tensor, in the function's type: [E,K,parts,columns]. */
-static void fill_plain(const struct quantized *q, moe_dtype dtype, void *to, int codes_only) {
-  const int64_t n = q->E * q->K * q->parts * q->columns;
-  float *x = malloc((size_t)n * sizeof *x);
-  assert_non_null(x);
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t column = i % q->columns, part = i / q->columns % q->parts, k = i / q->columns / q->parts % q->K;
-    const int64_t e = i / q->columns / q->parts / q->K;
-    x[i] = codes_only ? quantized_code_value(q, e, k, part, column) : quantized_value(q, e, k, part, column);
-  }
-  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
-  if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
-  free(x);
-}
-
 static void layer_open(struct layer *l, const struct problem_options *o, const struct storage *s, int codes_only) {
   uint64_t rng = o->seed * 77 + 5;
   const int e5m2 = s->gate_up.element == MOE_ELEMENT_E5M2 || s->down.element == MOE_ELEMENT_E5M2;
@@ -60,8 +34,8 @@ static void layer_open(struct layer *l, const struct problem_options *o, const s
   l->down.K = o->I, l->down.parts = 1, l->down.columns = o->H;
   quantized_make(&l->gate_up, &rng, low, high, s->powers, (int)(o->seed & 1));
   quantized_make(&l->down, &rng, low, high, s->powers, (int)(o->seed & 1));
-  fill_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only);
-  fill_plain(&l->down, o->dtype, l->p.tensor[PT_DOWN_WEIGHT].data, codes_only);
+  assert_true(quantized_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only));
+  assert_true(quantized_plain(&l->down, o->dtype, l->p.tensor[PT_DOWN_WEIGHT].data, codes_only));
 }
 
 static void layer_close(struct layer *l) {
@@ -195,12 +169,12 @@ static void test_mx(void **state) {
     s.gate_up.scales_layout = s.down.scales_layout = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
     const moe_mx_layout layout = s.gate_up.layout;
-    if (!placement_valid(layout, s.gate_up.scales_layout)) continue;
+    if (!mx_placeable(layout, s.gate_up.scales_layout)) continue;
     if ((layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML) && s.down.element != MOE_ELEMENT_E2M1)
       continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
-    if (is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
+    if (mx_is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
     const struct problem_options o = shape(9000 + (uint64_t)i, dtype, H, I);
     check(&o, &s);
   }

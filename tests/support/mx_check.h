@@ -5,6 +5,25 @@
 #include "mx_oracle.h"
 #include "random.h"
 
+/* Whether two NKI layouts group the same elements, by their definitions. */
+static inline int mx_same_groups(const moe_mx_layout_args *a) {
+  int64_t *x = (int64_t *)malloc((size_t)a->K * 2 * sizeof *x), *y = x + a->K;
+  if (x == NULL) abort();
+  mx_order(a->from, a->parts, a->K, x), mx_order(a->to, a->parts, a->K, y);
+  const int same = memcmp(x, y, (size_t)a->K * sizeof *x) == 0;
+  free(x);
+  return same;
+}
+
+/* Whether there is such a conversion, if every field is a value of its type and K is not too long to look at. */
+static inline int mx_convertible(const moe_mx_layout_args *a) {
+  const int plain = a->from == MOE_MX_LAYOUT_PLAIN ? mx_is_nki(a->to) : a->to == MOE_MX_LAYOUT_PLAIN && mx_is_nki(a->from);
+  if (!mx_storable(a->from, a->scales_from, a->element_bits, a->parts, a->K)) return 0;
+  if (!mx_storable(a->to, a->scales_to, a->element_bits, a->parts, a->K)) return 0;
+  if (a->logical_order && !plain) return 0;
+  return !mx_is_nki(a->from) || !mx_is_nki(a->to) || mx_same_groups(a);
+}
+
 static inline mx_tensor mx_tensor_new(const moe_mx_layout_args *a) {
   mx_tensor t = {a->E, a->K, a->parts, a->columns, a->element_bits, NULL, NULL};
   const int64_t rows = a->E * a->parts * a->columns;

@@ -52,6 +52,29 @@ static inline void mx_append_word(mx_bytes *b, const mx_tensor *t, int64_t e, in
   else mx_append(b, &word, sizeof word);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ rules */
+
+static inline int mx_is_x4(moe_mx_layout l) {
+  return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4;
+}
+static inline int mx_is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
+static inline int mx_is_nki(moe_mx_layout l) { return !mx_is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
+
+/* Whether scales of a layout may be placed so. */
+static inline int mx_placeable(moe_mx_layout l, moe_mx_scales scales) {
+  if (scales == MOE_MX_SCALES_NKI_OVERSIZED) return mx_is_nki(l);
+  if (scales == MOE_MX_SCALES_NKI_PACKED) return mx_is_nki(l) && !mx_is_x4(l);
+  return scales != MOE_MX_SCALES_TILED_128X4 || mx_is_rows(l);
+}
+
+/* Whether a weight may be stored so. */
+static inline int mx_storable(moe_mx_layout l, moe_mx_scales scales, int bits, int64_t parts, int64_t K) {
+  if (!mx_placeable(l, scales)) return 0;
+  if (bits == 8 && !mx_is_nki(l) && l != MOE_MX_LAYOUT_PLAIN) return 0;
+  if (mx_is_x4(l)) return K % (parts == 2 ? 512 : 4) == 0;
+  return l == MOE_MX_LAYOUT_PLAIN || K % 32 == 0;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- codes */
 
 static inline void mx_codes_rows(mx_bytes *b, const mx_tensor *t, int interleaved) {
