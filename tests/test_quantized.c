@@ -51,14 +51,6 @@ static void give_quantized(struct layer *l, moe_blockwise_layer *layer) {
   layer->quantized_down_weight = &l->down.weight;
 }
 
-static moe_status pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights_args *args, size_t *bytes) {
-  switch (dtype) {
-    case MOE_DTYPE_F32: return bytes ? moe_pack_weights_f32_size(ctx, args, bytes) : moe_pack_weights_f32(ctx, args);
-    case MOE_DTYPE_BF16: return bytes ? moe_pack_weights_bf16_size(ctx, args, bytes) : moe_pack_weights_bf16(ctx, args);
-    default: return bytes ? moe_pack_weights_fp16_size(ctx, args, bytes) : moe_pack_weights_fp16(ctx, args);
-  }
-}
-
 static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
   moe_pack_weights_args args = {.layout = q->parts == 1            ? MOE_PACK_DOWN
                                           : l->p.o.layer.skip_gate ? MOE_PACK_UP
@@ -67,11 +59,11 @@ static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized 
                                 .rows = q->K,
                                 .columns = q->columns,
                                 .quantized = &q->weight};
-  assert_int_equal(pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
+  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
   args.packed = aligned_alloc(64, (*bytes + 63) / 64 * 64);
   args.packed_bytes = *bytes;
   assert_non_null(args.packed);
-  assert_int_equal(pack(ctx, l->p.o.dtype, &args, NULL), MOE_OK);
+  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, NULL), MOE_OK);
   return args.packed;
 }
 
