@@ -1,6 +1,6 @@
-/* call.h: one call with its tensors, each in memory of exactly its size. A legal call must succeed and write the same bytes
-   whatever the instruction set, threads and schedule, and whatever lay in the outputs before; any other must be refused
-   in a sentence and write nothing. */
+/* call.h: one call with its tensors, each in memory of exactly its size. A legal call must succeed and write the same
+   bytes whatever the instruction set, threads and schedule, and whatever lay in the outputs before; any other must be
+   refused in a sentence and write nothing. */
 #ifndef MOE_FUZZ_CALL_H
 #define MOE_FUZZ_CALL_H
 

@@ -4,17 +4,27 @@
 
 #include "call.h"
 
-/* X(suffix, bits, cast): a type that floats are converted to and from; cast is what the first takes last, if anything. */
-#define FUZZ_CAST_                       , (a->cast)
-#define FUZZ_DTYPE_(X, name, type, NAME) X(name, type, 8 * (int)sizeof(type), )
-#define FUZZ_ELEMENT_(X, name, bits)     X(name, uint8_t, bits, FUZZ_CAST_)
-#define FUZZ_CONVERSIONS(X)                                                                             \
-  FUZZ_DTYPE_(X, f32, float, F32)                                                                       \
-  FUZZ_DTYPE_(X, bf16, moe_bf16, BF16) FUZZ_DTYPE_(X, fp16, moe_fp16, FP16) FUZZ_ELEMENT_(X, e4m3fn, 8) \
-      FUZZ_ELEMENT_(X, e4m3, 8) FUZZ_ELEMENT_(X, e5m2, 8) FUZZ_ELEMENT_(X, e2m1, 4) X(e8m0, uint8_t, 8, )
+/* X(suffix, type, bits, what the conversion from float takes last): what floats are converted to and from. */
+#define FUZZ_CAST_ , a->cast
+#define FUZZ_CONVERSIONS(X)         \
+  X(f32, float, 32, )               \
+  X(bf16, moe_bf16, 16, )           \
+  X(fp16, moe_fp16, 16, )           \
+  X(e4m3fn, uint8_t, 8, FUZZ_CAST_) \
+  X(e4m3, uint8_t, 8, FUZZ_CAST_)   \
+  X(e5m2, uint8_t, 8, FUZZ_CAST_)   \
+  X(e2m1, uint8_t, 4, FUZZ_CAST_)   \
+  X(e8m0, uint8_t, 8, )
+
+enum {
+#define FUZZ_KIND(name, type, bits, cast) FUZZ_KIND_##name,
+  FUZZ_CONVERSIONS(FUZZ_KIND)
+#undef FUZZ_KIND
+      FUZZ_KINDS
+};
 
 typedef struct fuzz_conversion {
-  int kind; /* of FUZZ_CONVERSIONS */
+  int kind; /* FUZZ_KIND_ */
   int back; /* 1: to float */
   void *dst;
   const void *src;
@@ -58,8 +68,8 @@ static void fuzz_elements(fuzz_input *in, moe_context *ctx) {
   fuzz_call c = fuzz_call_of(in, ctx);
   fuzz_conversion a;
   memset(&a, 0, sizeof a);
-  a.kind = fuzz_pick(in, 8), a.back = fuzz_pick(in, 2);
-  const int bits = fuzz_conversion_bits(a.kind), element = a.kind >= 3 && a.kind < 7;
+  a.kind = fuzz_pick(in, FUZZ_KINDS), a.back = fuzz_pick(in, 2);
+  const int bits = fuzz_conversion_bits(a.kind), element = bits <= 8 && a.kind != FUZZ_KIND_e8m0;
   if (element && !a.back) a.cast = fuzz_cast(in);
   a.n = fuzz_length(in, 0, 300, 1);
   const int64_t narrow = bits == 4 ? a.n / 2 + a.n % 2 : a.n, size = bits > 8 ? bits / 8 : 1;
