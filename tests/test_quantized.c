@@ -14,12 +14,19 @@ enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 
 struct storage {
   moe_quantized_weight gate_up, down;
   int packed, powers; /* powers: float scales are powers of two */
+  int tiny;           /* 1: gate and up's float scales are below 2^-125, 2: down's */
 };
 
 struct layer {
   struct problem p;
   struct quantized gate_up, down;
 };
+
+static void shrink_scales(struct quantized *q, uint64_t *rng) {
+  guard_free(&q->codes), guard_free(&q->scales);
+  for (int64_t i = 0; i < quantized_scale_count(q); i++) q->scale[i] = float_of((uint32_t)(test_random(rng) >> 40));
+  quantized_store(q, 1);
+}
 
 static void layer_open(struct layer *l, const struct problem_options *o, const struct storage *s, int codes_only) {
   uint64_t rng = o->seed * 77 + 5;
@@ -34,6 +41,8 @@ static void layer_open(struct layer *l, const struct problem_options *o, const s
   l->down.K = o->I, l->down.parts = 1, l->down.columns = o->H;
   quantized_make(&l->gate_up, &rng, low, high, s->powers, (int)(o->seed & 1));
   quantized_make(&l->down, &rng, low, high, s->powers, (int)(o->seed & 1));
+  if (s->tiny == 1) shrink_scales(&l->gate_up, &rng);
+  if (s->tiny == 2) shrink_scales(&l->down, &rng);
   assert_true(quantized_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only));
   assert_true(quantized_plain(&l->down, o->dtype, l->p.tensor[PT_DOWN_WEIGHT].data, codes_only));
 }
@@ -187,6 +196,23 @@ static void test_float_scales(void **state) {
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
     if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
     if (dtype == MOE_DTYPE_FP16 && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
+    check(&o, &s);
+  }
+}
+
+/* code*scale is a binary32 product whatever bf16 products do with subnormals: of scales below 2^-126, and where it
+   rounds to 2^-126 from below. */
+static void test_tiny_scales(void **state) {
+  uint64_t rng = 8;
+  (void)state;
+  for (int i = 0; i < 8; i++) {
+    struct storage s = {.packed = i & 1, .tiny = 1 + i / 2 % 2};
+    s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_BLOCK;
+    s.gate_up.element = s.down.element = (moe_element)(i % 3);
+    s.gate_up.block = s.down.block = i < 4 ? 3 : 64;
+    const int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
+    struct problem_options o = shape(9700 + (uint64_t)i, MOE_DTYPE_BF16, H, I);
+    o.save_gate_up = 1, o.checkpoint_dtype = MOE_DTYPE_F32, o.layer.activation = MOE_ACT_IDENTITY;
     check(&o, &s);
   }
 }
@@ -484,6 +510,7 @@ int main(void) {
       PER_DTYPE(test_float_scales),
       PER_DTYPE(test_scaled_backward),
       cmocka_unit_test(test_scaled_sums),
+      cmocka_unit_test(test_tiny_scales),
       cmocka_unit_test(test_pairs),
       cmocka_unit_test(test_bad_mx),
       cmocka_unit_test(test_bad_scales),

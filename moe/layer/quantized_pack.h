@@ -174,8 +174,10 @@ MOE_FN int moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r) {
   return p->q->weight->scaling == MOE_WEIGHT_STATIC || p->q->weight->scaling == MOE_WEIGHT_STATIC_PER_EXPERT;
 }
 
+/* Products may be under way in a mode that flushes subnormals, which these are not to meet. */
 MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t n, float *panel) {
   const int bf16 = p->q->type == MOE_DTYPE_BF16;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
   float scale[MOE_PANEL];
   for (int64_t r = 0; r < k; r++, panel += MOE_PANEL) {
     if (!moe_patch_same_scales_(p, r)) moe_patch_row_scales_(p, r, scale);
@@ -184,6 +186,7 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
     else
       p->kernels->multiply_row(panel, scale, n);
   }
+  moe_fpenv_leave_(saved);
 }
 
 MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
