@@ -1,6 +1,6 @@
 #!/bin/sh
-# fuzz.sh: random arguments to every converter and to layers of quantised weights, here and on a big-endian machine; with
-# MOE_TEST_LONG=1 also a minute of libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer.
+# fuzz.sh: random arguments to every converter and to layers of quantised weights, here and on a big-endian machine;
+# with MOE_TEST_LONG=1 also a minute of libFuzzer under AddressSanitizer and UndefinedBehaviorSanitizer.
 . "$(dirname "$0")/support/checks.sh"
 count=12000
 [ -z "${MOE_TEST_QUICK-}" ] || count=600

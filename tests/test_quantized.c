@@ -1,5 +1,5 @@
-/* test_quantized: experts from quantised weights give the same bits, outputs and gradients, as the same experts from the plain
-   weights that these stand for, whatever the storage; scales that multiply sums; prepacking; bad input. */
+/* test_quantized: experts from quantised weights give the same bits, outputs and gradients, as the same experts from
+   the plain weights that these stand for, whatever the storage; scales that multiply sums; prepacking; bad input. */
 #include "support/test.h"
 
 #include <math.h>
@@ -181,7 +181,8 @@ static void test_mx(void **state) {
   }
 }
 
-/* BLOCK, and scales that multiply sums: powers of two, so that it does not matter when, unless something is subnormal. */
+/* BLOCK, and scales that multiply sums: powers of two, so that it does not matter when, unless something is
+   subnormal. */
 static void test_float_scales(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t blocks[] = {0, 1, 3, 32, 128}, repeats[] = {0, 1, 128};
@@ -436,7 +437,7 @@ static void test_bad_scales(void **state) {
   layer_close(&l);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the MX specs */
+/* ----------------------------------------------------------------------------------------------------- the MX specs */
 
 static void test_specs(void **state) {
   (void)state;

@@ -1,5 +1,6 @@
-/* mx_oracle.h: the layouts of moe_mx_layout written down a second time, from their definitions: each walks its own axes in
-   storage order, appends one byte after the other, and asks a table [E,parts,columns,K] of codes what to put there. */
+/* mx_oracle.h: the layouts of moe_mx_layout written down a second time, from their definitions: each walks its own axes
+   in storage order, appends one byte after the other, and asks a table [E,parts,columns,K] of codes what to put
+   there. */
 #ifndef MOE_TEST_MX_ORACLE_H
 #define MOE_TEST_MX_ORACLE_H
 
@@ -83,7 +84,8 @@ static inline void mx_codes_rows(mx_bytes *b, const mx_tensor *t, int interleave
       const int64_t part = interleaved ? row % t->parts : row / t->columns;
       const int64_t column = interleaved ? row / t->parts : row % t->columns;
       for (int64_t k = 0; k < t->K; k += t->bits == 4 ? 2 : 1)
-        mx_append_byte(b, mx_code(t, e, part, column, k) | (t->bits == 4 ? mx_code(t, e, part, column, k + 1) << 4 : 0));
+        mx_append_byte(b,
+                       mx_code(t, e, part, column, k) | (t->bits == 4 ? mx_code(t, e, part, column, k + 1) << 4 : 0));
     }
 }
 
@@ -94,7 +96,8 @@ static inline void mx_codes_ggml(mx_bytes *b, const mx_tensor *t) {
         for (int64_t g = 0; g < t->K / 32; g++) {
           mx_append_byte(b, mx_scale(t, e, part, column, g));
           for (int j = 0; j < 16; j++)
-            mx_append_byte(b, mx_code(t, e, part, column, 32 * g + j) + 16 * mx_code(t, e, part, column, 32 * g + 16 + j));
+            mx_append_byte(b,
+                           mx_code(t, e, part, column, 32 * g + j) + 16 * mx_code(t, e, part, column, 32 * g + 16 + j));
         }
 }
 
@@ -104,13 +107,15 @@ static inline void mx_codes_x4(mx_bytes *b, const mx_tensor *t) {
     for (int64_t p = 0; p < p_count; p++)
       for (int64_t part = 0; part < t->parts; part++)
         for (int64_t tile = 0; tile < tiles; tile++)
-          for (int64_t column = 0; column < t->columns; column++) mx_append_word(b, t, e, part, column, 512 * tile + 4 * p);
+          for (int64_t column = 0; column < t->columns; column++)
+            mx_append_word(b, t, e, part, column, 512 * tile + 4 * p);
 }
 
 static inline void mx_codes_kf(mx_bytes *b, const mx_tensor *t) {
   for (int64_t e = 0; e < t->E; e++)
     for (int64_t w = 0; w < t->K / 4; w++)
-      for (int64_t f = 0; f < t->parts * t->columns; f++) mx_append_word(b, t, e, f / t->columns, f % t->columns, 4 * w);
+      for (int64_t f = 0; f < t->parts * t->columns; f++)
+        mx_append_word(b, t, e, f / t->columns, f % t->columns, 4 * w);
 }
 
 static inline mx_bytes mx_codes(const mx_tensor *t, moe_mx_layout layout) {

@@ -1,5 +1,5 @@
-/* quantized.h: a random quantised weight in any storage, made by the definitions of mx_oracle.h and element_oracle.h, and the
-   values it stands for. Storage lies against guard pages. */
+/* quantized.h: a random quantised weight in any storage, made by the definitions of mx_oracle.h and element_oracle.h,
+   and the values it stands for. Storage lies against guard pages. */
 #ifndef MOE_TEST_QUANTIZED_H
 #define MOE_TEST_QUANTIZED_H
 
