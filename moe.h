@@ -1,8 +1,8 @@
 /* moe.h: the Mixture-of-Experts layer for the CPU, in C. MIT licence, see the end of this file or LICENSE.
 
    WHAT IT IS
-     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half tensors, from
-     plain weights or from fp8, MXFP8 and MXFP4 ones as they are stored.
+     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half
+     tensors, from plain weights or from fp8, MXFP8 and MXFP4 ones as they are stored.
      One header, no dependencies but the C library and libm, no threads of its own, no allocation behind your back.
 
    HOW TO COMPILE
@@ -35,38 +35,39 @@
      are those of AWS nki-library's moe_cte and blockwise_mm_bwd.
 
    NUMERIC CONTRACT: the same bits from every instruction set, thread count, compiler and optimisation level
-     1. Product sums. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32 from +0, two k at a time,
-        the odd one first: c = fma(a[1],b[1],c); c = fma(a[0],b[0],c); c = fma(a[3],b[3],c) ...; an odd length is padded
-        with one zero pair element. In _bf16 functions the expert products additionally take subnormal operands as zero
-        and flush subnormal results to zero (as VDPBF16PS does; tininess is judged after rounding). Nowhere else is a
-        subnormal flushed. The router's products are never flushed.
+     1. Product sums. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32 from +0, two k at a
+        time, the odd one first: c = fma(a[1],b[1],c); c = fma(a[0],b[0],c); c = fma(a[3],b[3],c) ...; an odd length is
+        padded with one zero pair element. In _bf16 functions the expert products additionally take subnormal operands
+        as zero and flush subnormal results to zero (as VDPBF16PS does; tininess is judged after rounding). Nowhere else
+        is a subnormal flushed. The router's products are never flushed.
      2. Everything else is IEEE binary32, round to nearest even, gradual underflow, nothing contracted or reassociated,
         in the order the prototypes' comments give. The caller's rounding and flush modes are saved and restored.
-     3. Operands of products: tensors as stored (quantised weights: see moe_quantized_weight); intermediates (m, dg, du, a*m)
-        are rounded to bf16 in _bf16 functions and kept in binary32 in _f32 and _fp16 functions.
-     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32; a value to accumulate
-        onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients sum, over an
-        expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two rows in affinity
-        gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise (lanes 8 apart, 4, 2, 1);
-        <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's operand is a*dg, a*du, rounded once.
+     3. Operands of products: tensors as stored (quantised weights: see moe_quantized_weight); intermediates (m, dg, du,
+        a*m) are rounded to bf16 in _bf16 functions and kept in binary32 in _f32 and _fp16 functions.
+     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32; a value to
+        accumulate onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients
+        sum, over an expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two
+        rows in affinity gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise
+        (lanes 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
+        operand is a*dg, a*du, rounded once.
      5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
         (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00; e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and takes code 0).
         Narrow elements overflow as `cast` says: see MOE_ELEMENT_LIST. Zeros keep their sign.
-     6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR * 2^-24,
-        for every finite x with |x| <= 2^60; relu and identity are exact, squared_relu is one rounding. exp is within 1 ulp,
-        log and log(1+y) within 2 ulp.
+     6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR *
+        2^-24, for every finite x with |x| <= 2^60; relu and identity are exact, squared_relu is one rounding. exp is
+        within 1 ulp, log and log(1+y) within 2 ulp.
 
    ERROR CONTRACT
-     Every function returns a moe_status. On an error no output has been written, and ctx->message holds one sentence that
-     names the argument. Nothing prints, aborts or exits.
+     Every function returns a moe_status. On an error no output has been written, and ctx->message holds one sentence
+     that names the argument. Nothing prints, aborts or exits.
 
    THREADS AND MEMORY
      The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
      Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R = N*B rows,
      s = 2 bytes (bf16) or 4, it is at most
        forward   R*(I*s + 21) bytes, with R <= 8*E also R*H*4, and 3.5 MiB per thread;
-       backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more,
-                 and per thread 0.5 MiB and the largest of 3 MiB, 512*R + 1 MiB, 2 MiB + 4*T;
+       backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size
+                 more, and per thread 0.5 MiB and the largest of 3 MiB, 512*R + 1 MiB, 2 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
      and a few KiB for each expert, block and chunk of 2048 tokens. */
 #ifndef MOE_H
@@ -154,8 +155,8 @@ moe_isa moe_isa_active(void);          /* what the next call will use */
 
 /* Use `isa` or, where the CPU lacks it, the best one below it. Process-wide; not to be called while another thread is
    inside the library. MOE_ERROR_INVALID_OPTION for an unknown value. Results do not change, only speed. Left alone, the
-   library takes the best, but multiplies bf16 by f32 fused multiply-adds where these are the quicker way to the same bits
-   (Intel's cores); moe_isa_limit(MOE_ISA_AVX512BF16) insists on the dot product. */
+   library takes the best, but multiplies bf16 by f32 fused multiply-adds where these are the quicker way to the same
+   bits (Intel's cores); moe_isa_limit(MOE_ISA_AVX512BF16) insists on the dot product. */
 moe_status moe_isa_limit(moe_isa isa);
 
 /* -------------------------------------------------------------------------------------------------------- context */
@@ -196,7 +197,8 @@ MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
 #undef MOE_DECLARE_CONVERT_
 
 /* X(suffix, ENUMERATOR, bits, fraction bits, exponent bias, code of the largest finite number, code of infinity, code
-   stored for NaN; 0 = has none): narrow floating-point elements, sign first. A value with exponent field 0 is subnormal.
+   stored for NaN; 0 = has none): narrow floating-point elements, sign first. A value with exponent field 0 is
+   subnormal.
      e4m3fn  OCP: up to 448, no infinity, NaN is S.1111.111
      e4m3    as IEEE would have it: up to 240, exponent field 15 is infinity and NaN
      e5m2    OCP: up to 57344, exponent field 31 is infinity and NaN
@@ -230,8 +232,8 @@ enum {
 MOE_ELEMENT_LIST(MOE_DECLARE_ELEMENT_)
 #undef MOE_DECLARE_ELEMENT_
 
-/* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255; and back: the exponent of |src[i]|, rounded
-   down, 0 for all below 2^-126, 255 for infinities and NaN. Errors as above. */
+/* The E8M0 scales of microscaled tensors: dst[i] = 2^(src[i]-127), NaN for 255; and back: the exponent of |src[i]|,
+   rounded down, 0 for all below 2^-126, 255 for infinities and NaN. Errors as above. */
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n);
 moe_status moe_e8m0_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n);
 
@@ -281,16 +283,17 @@ typedef struct moe_dequantize_mx_args {
 } moe_dequantize_mx_args;
 moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args);
 
-/* ------------------------------------------------------------------------------------- quantising to scaled elements */
+/* ------------------------------------------------------------------------------------ quantising to scaled elements */
 
-/* A tensor [rows,columns] as element codes in the same order and binary32 scales, one per block of block_rows x block_columns
-   (0 = all of them; a last block may be smaller): 0,0 is static, 1,0 per token, 0,1 per column, 128,128 and 256,256 blocks.
+/* A tensor [rows,columns] as element codes in the same order and binary32 scales, one per block of block_rows x
+   block_columns (0 = all of them; a last block may be smaller): 0,0 is static, 1,0 per token, 0,1 per column, 128,128
+   and 256,256 blocks.
      scale      = amax/max in binary32, amax the block's largest finite magnitude, at least 2^-126; 1 where amax is 0;
                   or as given
      code[r,c]  = plain[r,c] * (1/scale), each rounded to binary32, then rounded once as `cast` says
    Infinities and NaN as in moe_quantize_mx. No workspace; about 16 KiB of stack.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also a 4-bit element, or a given scale that is not finite and above
-   0), OVERFLOW, MISALIGNED, OVERLAP. */
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also a 4-bit element, or a given scale that is not finite and
+   above 0), OVERFLOW, MISALIGNED, OVERLAP. */
 typedef struct moe_quantize_scaled_args {
   moe_element element;   /* of 8 bits */
   uint32_t cast;         /* MOE_CAST_* bits */
@@ -421,24 +424,25 @@ moe_status moe_nki_vector_size(moe_context *ctx, const moe_nki_vector_args *args
 
 /* ----------------------------------------------------------------------------------------------- quantised weights */
 
-/* How the elements of a quantised weight are scaled. Shapes of `scales`: of gate and up; of down. In all but MX the codes
-   lie as the plain weight does ([E,H,2,I]; [E,I,H]), elements have 8 bits and scales are float. */
+/* How the elements of a quantised weight are scaled. Shapes of `scales`: of gate and up; of down. In all but MX the
+   codes lie as the plain weight does ([E,H,2,I]; [E,I,H]), elements have 8 bits and scales are float. */
 typedef enum moe_weight_scaling {
   MOE_WEIGHT_MX = 0,                 /* E8M0 bytes, as layout and scales_layout say */
   MOE_WEIGHT_STATIC = 1,             /* [2]; [1] */
   MOE_WEIGHT_COLUMN = 2,             /* [2,I]; [H] */
-  MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block),repeat]; [E,ceil(I/block),ceil(H/block),repeat],
-                                        of the last axis the first is read */
+  MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block),repeat];
+                                        [E,ceil(I/block),ceil(H/block),repeat], of the last axis the first is read */
   MOE_WEIGHT_STATIC_PER_EXPERT = 4,  /* [E,2]; [E] */
   MOE_WEIGHT_COLUMN_PER_EXPERT = 5   /* [E,2,I]; [E,H], the "row" scales of nkilib (its stored order of down's:
                                         MOE_NKI_DOWN_SCALE) */
 } moe_weight_scaling;
 
 /* A weight as it is stored, in place of a plain one. What it stands for, w, is in the forward
-     MX, BLOCK   code*scale in binary32 (MX exactly, but for overflow to infinity; a scale of 255 is NaN), in _bf16 functions
-                 rounded to bf16, which changes an MX weight only below 2^-126, where products take it as zero
+     MX, BLOCK   code*scale in binary32 (MX exactly, but for overflow to infinity; a scale of 255 is NaN), in _bf16
+                 functions rounded to bf16, which changes an MX weight only below 2^-126, where products take it as zero
      the others  code, and the product sum is multiplied by the scale: g = (x*Wg)*s
-   In the backward w is code*scale, rounded likewise, in all of them. The contraction runs in logical order in every layout.
+   In the backward w is code*scale, rounded likewise, in all of them. In every layout the contraction runs in logical
+   order.
    Sources: semantics of nkilib's moe_cte quantisation strategies 1 to 6, moe_cte's MX kernels, gpt-oss. */
 typedef struct moe_quantized_weight {
   moe_element element;
@@ -474,12 +478,12 @@ typedef struct moe_router_config {
   int32_t topk_groups;           /*   the best topk_groups stay; 0 and 0 = off */
 } moe_router_config;
 
-/* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The K
-   experts with the largest selection value are taken in descending order; ties go to the lower id, NaN comes last. The
-   selection value is z, which orders as s does; with a selection bias or groups it is s (+ selection_bias), where a softmax
-   AFTER_TOPK has z for s. A group's value is the sum of its two largest selection values, or its only one. Weights w = s at
-   the K experts, renormalised and scaled. Sums run in ascending expert id (all E) or selection order (K).
-   Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
+/* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The
+   K experts with the largest selection value are taken in descending order; ties go to the lower id, NaN comes last.
+   The selection value is z, which orders as s does; with a selection bias or groups it is s (+ selection_bias), where a
+   softmax AFTER_TOPK has z for s. A group's value is the sum of its two largest selection values, or its only one.
+   Weights w = s at the K experts, renormalised and scaled. Sums run in ascending expert id (all E) or selection order
+   (K). Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
    topk_routing_with_score_function.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E, K > selectable experts, E not divisible by num_groups), INVALID_OPTION,
    MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
@@ -499,11 +503,11 @@ typedef struct moe_router_topk_args {
 } moe_router_topk_args;
 
 /* Gradient of moe_router_topk with the selection held fixed. dw comes either as weights_grad [T,K] or gathered from
-   expert_affinities_masked_grad [T,E], which is not read beside weights_grad. Slots with expert_index -1 are absent from
-   every sum, whatever dw holds there, so a token with no others adds nothing to logits_grad.
-   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t dz,
-   hidden_states_grad = dz W^T, each where asked for, with dz the finished logits_grad, so that auxiliary losses added before
-   this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
+   expert_affinities_masked_grad [T,E], which is not read beside weights_grad. Slots with expert_index -1 are absent
+   from every sum, whatever dw holds there, so a token with no others adds nothing to logits_grad.
+   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t
+   dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished logits_grad, so that auxiliary losses
+   added before this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
    Errors as moe_router_topk, INVALID_INDEX for an expert_index outside [-1,E). */
 typedef struct moe_router_topk_bwd_args {
   int64_t T, H, E, K;
@@ -520,7 +524,8 @@ typedef struct moe_router_topk_bwd_args {
   void *router_bias_grad;                    /* [E] output (optional), weight_grad_dtype */
   void *hidden_states_grad;                  /* [T,H] output (optional) */
   moe_dtype weight_grad_dtype;
-  uint32_t accumulate;                       /* MOE_ACCUMULATE_* bits of the outputs to add to; others are overwritten */
+  uint32_t accumulate;                       /* MOE_ACCUMULATE_* bits of the outputs to add to; others are
+                                                overwritten */
   void *workspace;
   size_t workspace_bytes;
 } moe_router_topk_bwd_args;
@@ -537,11 +542,12 @@ MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
 
 /* Auxiliary losses. Both write *loss and, when logits_grad is given, ADD their gradient to it. Tokens whose mask is 0
    leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0.
-   load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p = softmax
-   over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
+   load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p =
+   softmax over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
    z-loss: c * mean_t (log sum_e exp z[t,e])^2.
-   Sums over tokens run in ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads neither
-   K, expert_index nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
+   Sums over tokens run in ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads
+   neither K, expert_index nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT,
+   INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
 typedef struct moe_router_loss_args {
   int64_t T, E, K;
   float coefficient;                 /* c */
@@ -562,14 +568,14 @@ typedef enum moe_drop_policy {
   MOE_DROP_BY_WEIGHT = 1    /* the smallest weights are dropped (ties: the later tokens) */
 } moe_drop_policy;
 
-/* Blocks that always suffice for a dropless routing: ceil((T*K - (E-1)) / B) + E-1, never less than 1 (with T*K < E it is
-   T*K). 0 when an argument is not positive or the count overflows. */
+/* Blocks that always suffice for a dropless routing: ceil((T*K - (E-1)) / B) + E-1, never less than 1 (with T*K < E it
+   is T*K). 0 when an argument is not positive or the count overflows. */
 int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
 
-/* Experts in order, an expert's tokens ascending, ceil(n_e/B) blocks each, tail rows padded; blocks left over go to expert
-   E-1, all rows padding, condition 0. With capacity > 0 an expert keeps at most that many tokens. With block_per_expert
-   (the dropping layer) N = E, block e is expert e, and capacity defaults to B, its largest value. A NaN weight is dropped
-   first. Dropped pairs get affinity 0.
+/* Experts in order, an expert's tokens ascending, ceil(n_e/B) blocks each, tail rows padded; blocks left over go to
+   expert E-1, all rows padding, condition 0. With capacity > 0 an expert keeps at most that many tokens. With
+   block_per_expert (the dropping layer) N = E, block e is expert e, and capacity defaults to B, its largest value. A
+   NaN weight is dropped first. Dropped pairs get affinity 0.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (N too small for this routing), INVALID_OPTION, INVALID_INDEX (an id outside
    [-1,E), or one expert twice for a token), MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
 typedef struct moe_route_blocks_args {
@@ -643,24 +649,25 @@ typedef struct moe_mx_rounding {
   uint32_t cast;             /* MOE_CAST_* bits */
 } moe_mx_rounding;
 
-/* Which operands of products are rounded to MX, each in groups of 32 along its own contraction axis: MXFP8 training, and the
-   activations of Trainium's MX kernels. What is rounded is the operand as contract 3 has it; the gradient passes through.
+/* Which operands of products are rounded to MX, each in groups of 32 along its own contraction axis: MXFP8 training,
+   and the activations of Trainium's MX kernels. What is rounded is the operand as contract 3 has it; the gradient
+   passes through.
                   activations               weights                           gradients
      forward      x along H, m along I      Wgu along H, Wd along I
      backward                               Wd along H, [Wg|Wu] along I       dY along H, dg and du along I
      weight grads x, a*m along rows                                           dY, dg, du along rows
-   Groups along I start anew at up; along rows they count an expert's rows in block order. A quantised weight is rounded in the
-   backward only, where its groups run the other way; plain weights that are packed cannot be (INVALID_OPTION).
+   Groups along I start anew at up; along rows they count an expert's rows in block order. A quantised weight is rounded
+   in the backward only, where its groups run the other way; plain weights that are packed cannot be (INVALID_OPTION).
    Sources: seed mlp_bwd_mxfp8, microxcaling's linear; semantics of moe_cte's MX kernels. */
 typedef struct moe_mx_operands {
   moe_mx_rounding activations, weights, gradients;
   int weight_grads;              /* 1: the last line, too */
-  moe_mx_layout activation_layout; /* forward: a group holds the elements that a group of a weight in this layout does */
+  moe_mx_layout activation_layout; /* forward: a group holds the elements that one of a weight in this layout does */
 } moe_mx_operands;
 
 /* What forward and backward share, so that they cannot disagree. */
 typedef struct moe_blockwise_layer {
-  int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; any size >= 1 */
+  int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; all from 1 */
   const void *hidden_states;            /* [T,H] (a padding row T, if there is one, is not read) */
   const void *expert_affinities_masked; /* [T*E] at t*E+e (row T is not read); NULL only with NO_SCALE */
   moe_dtype affinity_dtype;             /* of the affinities and their gradient */
@@ -669,15 +676,15 @@ typedef struct moe_blockwise_layer {
   const void *packed_gate_up_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
   const void *packed_down_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
   size_t packed_gate_up_bytes, packed_down_bytes;
-  const moe_quantized_weight *quantized_gate_up_weight; /* (optional): in place of gate_up_proj_weight, which is not read; */
-  const moe_quantized_weight *quantized_down_weight;    /*   likewise. Gradients are those of the weight it stands for */
+  const moe_quantized_weight *quantized_gate_up_weight; /* (optional): in place of gate_up_proj_weight, which is not */
+  const moe_quantized_weight *quantized_down_weight;    /*   read; likewise. Gradients: of the weight it stands for */
   const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
   const void *down_proj_bias;           /* [E,H] (optional) */
   const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */
   const int32_t *block_to_expert;       /* [N]; E = the block does nothing. NULL with dropping: block e is expert e */
   const int32_t *conditions;            /* [N] or longer (optional): blocks with 0 do nothing */
   int skip_token;                       /* padding rows have id T (0) or -1 (1) */
-  int skip_weight;                      /* accepted, and changes nothing: weights are read per expert, never per block */
+  int skip_weight;                      /* accepted, and changes nothing: weights are read per expert, not per block */
   moe_dtype checkpoint_dtype;           /* of both activation checkpoints */
   moe_layer_config config;
   moe_mx_operands mx;
@@ -703,20 +710,21 @@ typedef enum moe_cte_spec {
    in binary32, in block order, rounded once on storing. Tokens in no block get 0. Source: nkilib moe_cte.
    With not_accumulating a token's output is that of the last block that names it.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
-   OUT_OF_MEMORY, UNSUPPORTED (weights packed for another instruction set), DEVICE_LIMIT. An MX spec without both weights
-   quantised to MX is an INVALID_OPTION. */
+   OUT_OF_MEMORY, UNSUPPORTED (weights packed for another instruction set), DEVICE_LIMIT. An MX spec without both
+   weights quantised to MX is an INVALID_OPTION. */
 typedef struct moe_blockwise_mm_fwd_args {
   moe_blockwise_layer layer;
   moe_cte_spec spec;
   int check_device_limits;     /* 1: refuse what the spec's device kernel cannot do */
-  int device_output_shape;     /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1 zero)
-                                  or, not accumulating, [T,H]; SHARD_ON_BLOCK_MX [2,T,H] (second half zero);
+  int device_output_shape;     /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1
+                                  zero) or, not accumulating, [T,H]; SHARD_ON_BLOCK_MX [2,T,H] (second half zero);
                                   the others [T+1,H] (row T zero), with skip_token [T,H] */
   int not_accumulating;        /* is_tensor_update_accumulating=False */
   int accumulate_output;       /* 1: output += instead of output = */
   void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; 0 in idle blocks, for padding and
                                   superseded rows, and in the gate half with skip_gate */
-  void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); 0 likewise */
+  void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); 0
+                                  likewise */
   void *output;
   void *workspace;
   size_t workspace_bytes;
@@ -734,7 +742,7 @@ enum { /* bits of `accumulate` */
   MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256
 };
 
-typedef enum moe_shard_option { /* how the device divides the work; here every division gives the same bits, and one is used */
+typedef enum moe_shard_option { /* how the device divides the work; here all give the same bits, and one is used */
   MOE_SHARD_ON_HIDDEN = 0,
   MOE_SHARD_ON_INTERMEDIATE = 1,
   MOE_SHARD_AUTO = 2
@@ -750,9 +758,11 @@ typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1 
 /* Backward of the above for dY = output_hidden_states_grad; g,u from the checkpoint, or recomputed to the same bits.
      m = act(g)*(u+up_offset), dm0 = dY*Wd^T, dm = a*dm0 (POST_SCALE, ON_I) or dm0
      dA[t,e] = as affinity_option says (POST_SCALE, ON_I); <dX', x> (PRE_SCALE); 0 (NO_SCALE)
-     dg = dm*(u+up_offset)*act'(g)*[lower < g < upper], du = dm*act(g)*[lower < u < upper], limits rounded to checkpoint_dtype
+     dg = dm*(u+up_offset)*act'(g)*[lower < g < upper], du = dm*act(g)*[lower < u < upper], limits rounded
+          to checkpoint_dtype
      dX = dg*Wg^T + du*Wu^T, one product sum over 2I, times a with PRE_SCALE
-     dWgu = x^T [dg|du] (times a with PRE_SCALE), dbgu = sum [dg|du], dWd = (a*m)^T dY, dbd = sum a*dY (a absent in NO/PRE_SCALE)
+     dWgu = x^T [dg|du] (times a with PRE_SCALE), dbgu = sum [dg|du], dWd = (a*m)^T dY, dbd = sum a*dY
+          (a absent in NO/PRE_SCALE)
    A pair (t,e) that occurs twice sums. Any gradient pointer may be NULL: it is then not computed.
    With skip_gate the gate halves of the gradients are 0 (or left alone where accumulated).
    With not_accumulating, a token's earlier occurrences had no part in the output and get no gradient.
@@ -792,17 +802,17 @@ MOE_DTYPE_LIST(MOE_DECLARE_BLOCKWISE_)
 
 /* ---------------------------------------------------------------------------------------------------- grouped GEMM */
 
-/* Products of rows sorted by expert, each with its expert's weights: Y = X*W[e]^T (the interface of Unsloth's grouped GEMM).
-   The first m_sizes[0] of the num_tokens*topk sorted positions belong to expert 0, and so on; gather_indices[pos] is the slot
-   token*topk+k that position pos holds (a stable argsort of the flattened expert ids).
+/* Products of rows sorted by expert, each with its expert's weights: Y = X*W[e]^T (the interface of Unsloth's grouped
+   GEMM). The first m_sizes[0] of the num_tokens*topk sorted positions belong to expert 0, and so on;
+   gather_indices[pos] is the slot token*topk+k that position pos holds (a stable argsort of the flattened expert ids).
                   row of X for pos       row of Y, dY for pos
      neither      pos                    pos
      permute_x    gather[pos]/topk       pos                     X is then [num_tokens,K]; dX row gather[pos]
      permute_y    pos                    gather[pos]
    dX[pos] = dY*W[e], with permute_x one row per slot, to be summed over topk by the caller; dW[e] = dY^T X.
    Rows at no position become 0; an expert without rows is not read and its dW is 0. Any N, K.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes, or more rows than positions), INVALID_OPTION (both permutations),
-   INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes, or more rows than positions), INVALID_OPTION (both
+   permutations), INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
 typedef struct moe_grouped_gemm_args {
   int64_t num_tokens, topk, E, N, K;
   const int32_t *m_sizes;        /* [E] */
@@ -813,7 +823,7 @@ typedef struct moe_grouped_gemm_args {
   const void *packed_W;          /* forward (optional): from moe_pack_weights with MOE_PACK_GROUPED */
   size_t packed_W_bytes;
   const void *dY;                /* dx, dw: [num_tokens*topk,N] */
-  const float *topk_weights;     /* [num_tokens*topk] by slot (optional): forward with permute_y multiplies rows by it */
+  const float *topk_weights;     /* [num_tokens*topk] by slot (optional): forward with permute_y multiplies rows */
   void *Y;                       /* forward: [num_tokens*topk,N] output */
   void *dX;                      /* dx: [num_tokens*topk,K] output */
   void *dW;                      /* dw: [E,N,K] output, weight_grad_dtype */
@@ -823,21 +833,24 @@ typedef struct moe_grouped_gemm_args {
   size_t workspace_bytes;
 } moe_grouped_gemm_args;
 
-#define MOE_DECLARE_GROUPED_(name, type, NAME)                                                                            \
-  moe_status moe_grouped_gemm_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                                \
-  moe_status moe_grouped_gemm_dx_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                             \
-  moe_status moe_grouped_gemm_dw_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                             \
-  moe_status moe_grouped_gemm_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes); \
-  moe_status moe_grouped_gemm_dx_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes); \
-  moe_status moe_grouped_gemm_dw_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
+#define MOE_DECLARE_GROUPED_(name, type, NAME)                                                                \
+  moe_status moe_grouped_gemm_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                    \
+  moe_status moe_grouped_gemm_dx_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                 \
+  moe_status moe_grouped_gemm_dw_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                 \
+  moe_status moe_grouped_gemm_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args,    \
+                                                      size_t *bytes);                                         \
+  moe_status moe_grouped_gemm_dx_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
+                                                         size_t *bytes);                                      \
+  moe_status moe_grouped_gemm_dw_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
+                                                         size_t *bytes);
 MOE_DTYPE_LIST(MOE_DECLARE_GROUPED_)
 #undef MOE_DECLARE_GROUPED_
 
 /* ------------------------------------------------------------------------------------------------------- prepacking */
 
-/* Weights in the layout the products consume, for weights that do not change: packing then costs nothing per call. The bits
-   are those of the plain weights. The layout depends on the instruction set in use; a call that meets another one's layout
-   returns MOE_ERROR_UNSUPPORTED. */
+/* Weights in the layout the products consume, for weights that do not change: packing then costs nothing per call. The
+   bits are those of the plain weights. The layout depends on the instruction set in use; a call that meets another
+   one's layout returns MOE_ERROR_UNSUPPORTED. */
 typedef enum moe_pack_layout {
   MOE_PACK_GATE_UP = 0, /* gate_up_proj_weight [E,H,2,I] */
   MOE_PACK_UP = 1,      /* the same, for layers with skip_gate: the up half only */
@@ -845,7 +858,8 @@ typedef enum moe_pack_layout {
   MOE_PACK_GROUPED = 3  /* W [E,N,K] of moe_grouped_gemm */
 } moe_pack_layout;
 
-/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes too small). */
+/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes too
+   small). */
 typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
   int64_t E, rows, columns; /* of the tensor above: H,I or I,H or N,K */
@@ -862,8 +876,8 @@ typedef struct moe_pack_weights_args {
 MOE_DTYPE_LIST(MOE_DECLARE_PACK_)
 #undef MOE_DECLARE_PACK_
 
-/* Activation and derivative over an array, as the layer computes them: y[i] = act(x[i]), dy[i] = act'(x[i]) (either may be
-   NULL). alpha 0 = the activation's default. */
+/* Activation and derivative over an array, as the layer computes them: y[i] = act(x[i]), dy[i] = act'(x[i]) (either may
+   be NULL). alpha 0 = the activation's default. */
 moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x, float *y,
                               float *dy, int64_t n);
 

@@ -52,8 +52,8 @@ static moe_mx_layout_bytes bench_weights_bytes(moe_context *ctx, const moe_quant
   return bytes;
 }
 
-/* Random codes that are numbers, and scales near 2^-7. Codes and scales of one byte share a tensor in ggml's layout: any
-   byte is a code there. */
+/* Random codes that are numbers, and scales near 2^-7. Codes and scales of one byte share a tensor in ggml's layout:
+   any byte is a code there. */
 static void bench_fill_codes(bench_layer *layer, moe_quantized_weight *w, moe_mx_layout_bytes bytes) {
   uint8_t *codes = (uint8_t *)bench_alloc(layer, (int64_t)bytes.codes_out, 1);
   uint8_t *scales = (uint8_t *)bench_alloc(layer, (int64_t)bytes.scales_out + 1, 1);

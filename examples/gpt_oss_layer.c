@@ -2,8 +2,9 @@
 
      cc -O2 -I. examples/gpt_oss_layer.c -o gpt_oss_layer -lm && ./gpt_oss_layer
 
-   The checkpoint holds MXFP4: *_blocks uint8 [E,rows,K/32,16], *_scales uint8 [E,rows,K/32], rows of gate and up interleaved,
-   biases in bf16. Nothing is unpacked beforehand. The check follows the model's published formulas, in double:
+   The checkpoint holds MXFP4: *_blocks uint8 [E,rows,K/32,16], *_scales uint8 [E,rows,K/32], rows of gate and up
+   interleaved, biases in bf16. Nothing is unpacked beforehand. The check follows the model's published formulas, in
+   double:
 
      the 4 experts with the largest router logits, weighted by the softmax of these
      g = x*Wg + bg up to 7, u = x*Wu + bu within 7;  m = g * sigmoid(1.702 g) * (u + 1);  y = sum of w * (m*Wd + bd) */
@@ -144,7 +145,7 @@ int main(void) {
   if (run_layer(&ctx) != MOE_OK) return fprintf(stderr, "gpt_oss_layer: %s\n", ctx.message), 1;
   double worst = 0;
   for (int t = 0; t < T; t += 8) worst = fmax(worst, check_token(t));
-  printf("%d tokens, %d of %d experts each, %s: outputs within %.4f of their root mean square of the formulas\n", T, K, E,
-         moe_isa_name(moe_isa_active()), worst);
+  printf("%d tokens, %d of %d experts each, %s: outputs within %.4f of their root mean square of the formulas\n", T, K,
+         E, moe_isa_name(moe_isa_active()), worst);
   return worst < 0x1p-6 ? 0 : 1; /* m and y are rounded to bf16: 2^-9 each, and sums of them */
 }

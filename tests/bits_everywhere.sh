@@ -90,11 +90,12 @@ fi
 
 # The tests, with the library compiled under the flags that break careless code (the tests themselves need their NaNs).
 passes_under() { # test, object
-  gcc -O1 -D_DEFAULT_SOURCE -I"$root" -I"$root/tests" "$root/tests/$1.c" "$support/problem.c" "$support/problem_ops.c" "$2" \
-    -o "$work/test" -lcmocka -lm -lpthread && MOE_TEST_QUICK=1 "$work/test"
+  gcc -O1 -D_DEFAULT_SOURCE -I"$root" -I"$root/tests" "$root/tests/$1.c" "$support/problem.c" \
+    "$support/problem_ops.c" "$2" -o "$work/test" -lcmocka -lm -lpthread && MOE_TEST_QUICK=1 "$work/test"
 }
 for compiler in $(compilers); do
-  check "$compiler -Ofast builds the library" "$compiler" -Ofast -I"$root" -c "$support/moe_impl.c" -o "$work/library.o" || continue
+  check "$compiler -Ofast builds the library" "$compiler" -Ofast -I"$root" -c "$support/moe_impl.c" \
+    -o "$work/library.o" || continue
   for test in test_exact test_bounds test_memory test_errors test_elements test_mx; do
     check "$compiler -Ofast, $test" passes_under $test "$work/library.o"
   done

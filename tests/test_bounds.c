@@ -1,6 +1,6 @@
-/* Random fills: every element of every output of the layer lies within the bound that the numeric contract in moe.h gives
-   it, computed beside its value in double (reference/bounded.h). The largest error/bound of each output is printed, so
-   that a bound too wide to ever fail shows. */
+/* Random fills: every element of every output of the layer lies within the bound that the numeric contract in moe.h
+   gives it, computed beside its value in double (reference/bounded.h). The largest error/bound of each output is
+   printed, so that a bound too wide to ever fail shows. */
 #include "reference/bounded_layer.h"
 #include "support/arena.h"
 #include "support/cases.h"
@@ -10,8 +10,8 @@
 enum { OUTPUT = TEST_GRADIENTS, GATE_UP, DOWN, TENSORS };
 static const char *const forward_name[] = {"output", "gate_up_activations_T", "down_activations"};
 
-/* The largest error/bound by the function's dtype, the tensor, and whether the tensor is narrower than float: the half unit
-   of a narrow store hides all else. */
+/* The largest error/bound by the function's dtype, the tensor, and whether the tensor is narrower than float: the half
+   unit of a narrow store hides all else. */
 static double worst[4][TENSORS][2];
 
 /* A case, what its inputs hold, and the bounded results. */
@@ -34,9 +34,11 @@ typedef struct fixture {
 static void fixture_layout(fixture *x) {
   const moe_blockwise_layer *l = &x->c.layer;
   test_arena *at = &x->arena;
-  int64_t tokens = l->T * l->H, wgu = l->E * l->H * 2 * l->I, wd = l->E * l->I * l->H, bgu = l->E * 2 * l->I, bd = l->E * l->H;
+  int64_t tokens = l->T * l->H, wgu = l->E * l->H * 2 * l->I, wd = l->E * l->I * l->H, bgu = l->E * 2 * l->I,
+          bd = l->E * l->H;
   int64_t rows = l->N * l->B;
-  x->layer.in.x = test_carve(at, tokens, sizeof(double)), x->layer.in.affinity = test_carve(at, l->T * l->E, sizeof(double));
+  x->layer.in.x = test_carve(at, tokens, sizeof(double)),
+  x->layer.in.affinity = test_carve(at, l->T * l->E, sizeof(double));
   x->layer.in.wgu = test_carve(at, wgu, sizeof(double)), x->layer.in.wd = test_carve(at, wd, sizeof(double));
   x->layer.in.bgu = test_carve(at, bgu, sizeof(double)), x->layer.in.bd = test_carve(at, bd, sizeof(double));
   x->dy = test_carve(at, tokens, sizeof(double)), x->y = test_carve(at, tokens, sizeof(bounded));
@@ -61,7 +63,8 @@ static void fixture_fill(fixture *x) {
   const moe_blockwise_layer *l = &c->layer;
   double tiny = c->dtype != MOE_DTYPE_FP16 && test_with(&c->rng, 0.1) ? 0x1p-64 : 1;
   test_fill_uniform(&c->x, &c->rng, 2 * tiny), test_fill_uniform(&c->dy, &c->rng, 2 * tiny);
-  test_fill_uniform(&c->wgu, &c->rng, 2 * tiny / sqrt((double)l->H)), test_fill_uniform(&c->wd, &c->rng, 2 * tiny / sqrt((double)l->I));
+  test_fill_uniform(&c->wgu, &c->rng, 2 * tiny / sqrt((double)l->H)),
+      test_fill_uniform(&c->wd, &c->rng, 2 * tiny / sqrt((double)l->I));
   test_fill_uniform(&c->bgu, &c->rng, 0.5 * tiny), test_fill_uniform(&c->bd, &c->rng, 0.5 * tiny);
   test_fill_uniform(&c->affinity, &c->rng, 1);
   test_fill_uniform(&c->y_start, &c->rng, tiny);
@@ -102,10 +105,11 @@ static void check_element(const fixture *x, int which, const test_tensor *tensor
   if (!bounded_holds(tensor->dtype, rounded, got)) {
     char text[768];
     fail_msg("%s[%d] is %.9g, not within %.3g of %.9g | %s",
-             which < TEST_GRADIENTS ? test_gradient_name[which] : forward_name[which - OUTPUT], (int)i, got, rounded.e, want.v,
-             test_case_describe(&x->c, x->isa, x->threads, text));
+             which < TEST_GRADIENTS ? test_gradient_name[which] : forward_name[which - OUTPUT], (int)i, got, rounded.e,
+             want.v, test_case_describe(&x->c, x->isa, x->threads, text));
   }
-  double ratio = isinf(got) ? 0 : fabs(got - rounded.v) / rounded.e, *most = &worst[x->c.dtype][which][tensor->dtype != MOE_DTYPE_F32];
+  double ratio = isinf(got) ? 0 : fabs(got - rounded.v) / rounded.e,
+         *most = &worst[x->c.dtype][which][tensor->dtype != MOE_DTYPE_F32];
   *most = fmax(*most, ratio);
 }
 
@@ -122,11 +126,13 @@ static void check_forward(const fixture *x) {
         const bounded *row = i < l->I ? x->rows.g : x->rows.u;
         check_element(x, GATE_UP, &c->gate_up, (b * 2 * l->I + i) * l->B + r, row[(b * l->B + r) * l->I + i % l->I]);
       }
-  for (int64_t i = 0; i < c->down.count && c->keep_down_checkpoint; ++i) check_element(x, DOWN, &c->down, i, x->rows.d[i]);
+  for (int64_t i = 0; i < c->down.count && c->keep_down_checkpoint; ++i)
+    check_element(x, DOWN, &c->down, i, x->rows.d[i]);
 }
 
 static void check_gradient(const fixture *x, int which, int64_t i, bounded want) {
-  if (x->c.accumulate >> which & 1) want = bounded_add(want, bounded_exact(test_tensor_get(&x->c.grad_start[which], i)));
+  if (x->c.accumulate >> which & 1)
+    want = bounded_add(want, bounded_exact(test_tensor_get(&x->c.grad_start[which], i)));
   check_element(x, which, &x->c.grad[which], i, want);
 }
 

@@ -7,8 +7,9 @@
 #include "support/test.h"
 
 enum { LOGITS, WEIGHTS, LOGITS_GRAD, WEIGHT_GRAD, BIAS_GRAD, HIDDEN_GRAD, LOSS, TENSORS };
-static const char *const tensor_name[TENSORS] = {"router_logits",      "expert_weights",     "logits_grad", "router_weight_grad",
-                                                 "router_bias_grad", "hidden_states_grad", "loss"};
+static const char *const tensor_name[TENSORS] = {
+    "router_logits",    "expert_weights",     "logits_grad", "router_weight_grad",
+    "router_bias_grad", "hidden_states_grad", "loss"};
 static double worst[TENSORS];
 
 typedef struct fixture {
@@ -32,14 +33,16 @@ typedef struct fixture {
 
 static void fail_at(const fixture *x, const char *what, int64_t i, double got, bounded want) {
   const moe_router_config *o = &x->config;
-  fail_msg("%s[%d] is %.9g, not within %.3g of %.9g | case seed 0x%" PRIx64 " dtype %s isa %s | T %d H %d E %d K %d | score %d "
-           "order %d renormalize %d epsilon %g factor %g groups %d/%d | product %d bias %d mask %d selection_bias %d by_affinity "
+  fail_msg("%s[%d] is %.9g, not within %.3g of %.9g | case seed 0x%" PRIx64
+           " dtype %s isa %s | T %d H %d E %d K %d | score %d "
+           "order %d renormalize %d epsilon %g factor %g groups %d/%d | product %d bias %d mask %d selection_bias %d "
+           "by_affinity "
            "%d (%s) weight_grad %s accumulate 0x%x",
-           what, (int)i, got, want.e, want.v, x->seed, test_dtype_name(x->dtype), moe_isa_name(x->isa), (int)x->T, (int)x->H,
-           (int)x->E, (int)x->K, (int)o->score_function, (int)o->score_order, o->renormalize, (double)o->renormalize_epsilon,
-           (double)o->routed_scaling_factor, o->topk_groups, o->num_groups, x->with_product, x->with_bias, x->with_mask,
-           x->with_selection_bias, x->by_affinity, test_dtype_name(x->affinity_dtype), test_dtype_name(x->weight_grad_dtype),
-           (unsigned)x->accumulate);
+           what, (int)i, got, want.e, want.v, x->seed, test_dtype_name(x->dtype), moe_isa_name(x->isa), (int)x->T,
+           (int)x->H, (int)x->E, (int)x->K, (int)o->score_function, (int)o->score_order, o->renormalize,
+           (double)o->renormalize_epsilon, (double)o->routed_scaling_factor, o->topk_groups, o->num_groups,
+           x->with_product, x->with_bias, x->with_mask, x->with_selection_bias, x->by_affinity,
+           test_dtype_name(x->affinity_dtype), test_dtype_name(x->weight_grad_dtype), (unsigned)x->accumulate);
 }
 
 static void fixture_options(fixture *x, moe_dtype dtype) {
@@ -54,8 +57,10 @@ static void fixture_options(fixture *x, moe_dtype dtype) {
   if (x->E % 3 == 0 && x->K <= x->E / 3 * 2 && test_with(rng, 0.5)) x->config.num_groups = 3, x->config.topk_groups = 2;
   x->with_selection_bias = test_with(rng, 0.3);
   if (test_with(rng, 0.4))
-    x->accumulate = (test_with(rng, 0.5) ? MOE_ACCUMULATE_LOGITS_GRAD : 0u) | (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD : 0u) |
-                    (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_BIAS_GRAD : 0u) | (test_with(rng, 0.5) ? MOE_ACCUMULATE_HIDDEN_STATES_GRAD : 0u);
+    x->accumulate = (test_with(rng, 0.5) ? MOE_ACCUMULATE_LOGITS_GRAD : 0u) |
+                    (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD : 0u) |
+                    (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_BIAS_GRAD : 0u) |
+                    (test_with(rng, 0.5) ? MOE_ACCUMULATE_HIDDEN_STATES_GRAD : 0u);
 }
 
 static void fixture_layout(fixture *x) {
@@ -70,10 +75,14 @@ static void fixture_fill(fixture *x) {
   uint64_t *rng = &x->rng;
   double scale = test_with(rng, 0.2) ? 60 : 4;
   int grid = test_with(rng, 0.2);
-  test_fill_uniform(&x->x, rng, 2), test_fill_uniform(&x->w, rng, scale / sqrt((double)x->H)), test_fill_uniform(&x->b, rng, 1);
+  test_fill_uniform(&x->x, rng, 2), test_fill_uniform(&x->w, rng, scale / sqrt((double)x->H)),
+      test_fill_uniform(&x->b, rng, 1);
   for (int64_t i = 0; i < x->logits.count; ++i)
-    test_tensor_set(&x->logits, i, grid ? copysign((double)test_random_range(rng, 0, 6) / 2, test_signed(rng)) : scale * test_signed(rng));
-  test_fill_uniform(&x->selection_bias, rng, 0.5), test_fill_uniform(&x->dw, rng, 1), test_fill_uniform(&x->affinity_grad, rng, 1);
+    test_tensor_set(&x->logits, i,
+                    grid ? copysign((double)test_random_range(rng, 0, 6) / 2, test_signed(rng))
+                         : scale * test_signed(rng));
+  test_fill_uniform(&x->selection_bias, rng, 0.5), test_fill_uniform(&x->dw, rng, 1),
+      test_fill_uniform(&x->affinity_grad, rng, 1);
   for (int i = LOGITS_GRAD; i <= HIDDEN_GRAD; ++i) test_fill_uniform(&x->start[i], rng, 1);
   for (int64_t t = 0; t < x->T; ++t) x->mask[t] = test_with(rng, 0.8) ? 1 : 0;
 }
@@ -82,7 +91,8 @@ static void fixture_new(fixture *x, uint64_t seed, moe_dtype dtype) {
   memset(x, 0, sizeof *x);
   x->seed = x->rng = seed;
   fixture_options(x, dtype);
-  x->x = test_tensor_new(dtype, x->T * x->H), x->w = test_tensor_new(dtype, x->H * x->E), x->b = test_tensor_new(dtype, x->E);
+  x->x = test_tensor_new(dtype, x->T * x->H), x->w = test_tensor_new(dtype, x->H * x->E),
+  x->b = test_tensor_new(dtype, x->E);
   x->logits = test_tensor_new(MOE_DTYPE_F32, x->T * x->E), x->selection_bias = test_tensor_new(MOE_DTYPE_F32, x->E);
   x->weights = test_tensor_new(MOE_DTYPE_F32, x->T * x->K), x->dw = test_tensor_new(MOE_DTYPE_F32, x->T * x->K);
   x->affinity_grad = test_tensor_new(x->affinity_dtype, x->T * x->E);
@@ -114,11 +124,19 @@ static void expect_ok(const fixture *x, moe_status status, const moe_context *ct
 }
 
 static moe_status call_forward(fixture *x, moe_context *ctx) {
-  moe_router_topk_args args = {.T = x->T, .H = x->H, .E = x->E, .K = x->K, .hidden_states = x->with_product ? x->x.data : NULL,
-                               .router_weight = x->w.data, .router_bias = x->with_bias ? x->b.data : NULL,
-                               .router_logits = x->logits.data, .token_mask = x->with_mask ? x->mask : NULL,
-                               .selection_bias = x->with_selection_bias ? x->selection_bias.data : NULL, .config = x->config,
-                               .expert_index = x->index, .expert_weights = x->weights.data};
+  moe_router_topk_args args = {.T = x->T,
+                               .H = x->H,
+                               .E = x->E,
+                               .K = x->K,
+                               .hidden_states = x->with_product ? x->x.data : NULL,
+                               .router_weight = x->w.data,
+                               .router_bias = x->with_bias ? x->b.data : NULL,
+                               .router_logits = x->logits.data,
+                               .token_mask = x->with_mask ? x->mask : NULL,
+                               .selection_bias = x->with_selection_bias ? x->selection_bias.data : NULL,
+                               .config = x->config,
+                               .expert_index = x->index,
+                               .expert_weights = x->weights.data};
   switch (x->dtype) {
 #define TEST_CALL_(name, type, NAME) \
   case MOE_DTYPE_##NAME: return moe_router_topk_##name(ctx, &args);
@@ -129,13 +147,23 @@ static moe_status call_forward(fixture *x, moe_context *ctx) {
 }
 
 static moe_status call_backward(fixture *x, moe_context *ctx) {
-  moe_router_topk_bwd_args args = {.T = x->T, .H = x->H, .E = x->E, .K = x->K, .hidden_states = x->x.data, .router_weight = x->w.data,
-                                   .router_logits = x->logits.data, .expert_index = x->index, .config = x->config,
+  moe_router_topk_bwd_args args = {.T = x->T,
+                                   .H = x->H,
+                                   .E = x->E,
+                                   .K = x->K,
+                                   .hidden_states = x->x.data,
+                                   .router_weight = x->w.data,
+                                   .router_logits = x->logits.data,
+                                   .expert_index = x->index,
+                                   .config = x->config,
                                    .weights_grad = x->by_affinity ? NULL : x->dw.data,
                                    .expert_affinities_masked_grad = x->by_affinity ? x->affinity_grad.data : NULL,
-                                   .affinity_dtype = x->affinity_dtype, .logits_grad = x->grad[LOGITS_GRAD].data,
-                                   .router_weight_grad = x->grad[WEIGHT_GRAD].data, .router_bias_grad = x->grad[BIAS_GRAD].data,
-                                   .hidden_states_grad = x->grad[HIDDEN_GRAD].data, .weight_grad_dtype = x->weight_grad_dtype,
+                                   .affinity_dtype = x->affinity_dtype,
+                                   .logits_grad = x->grad[LOGITS_GRAD].data,
+                                   .router_weight_grad = x->grad[WEIGHT_GRAD].data,
+                                   .router_bias_grad = x->grad[BIAS_GRAD].data,
+                                   .hidden_states_grad = x->grad[HIDDEN_GRAD].data,
+                                   .weight_grad_dtype = x->weight_grad_dtype,
                                    .accumulate = x->accumulate};
   for (int i = LOGITS_GRAD; i <= HIDDEN_GRAD; ++i) test_tensor_copy(&x->grad[i], &x->start[i]);
   switch (x->dtype) {
@@ -160,7 +188,8 @@ static void check_element(const fixture *x, int which, const test_tensor *tensor
 /* What experts are selected by, for token t, into x->p. */
 static void selection_values(const fixture *x, int64_t t) {
   const double *z = x->z + t * x->E;
-  int own_logits = (!x->with_selection_bias && !x->config.num_groups) || (x->config.score_function == MOE_SCORE_SOFTMAX && x->config.score_order == MOE_SCORE_AFTER_TOPK);
+  int own_logits = (!x->with_selection_bias && !x->config.num_groups) ||
+                   (x->config.score_function == MOE_SCORE_SOFTMAX && x->config.score_order == MOE_SCORE_AFTER_TOPK);
   if (!own_logits) bounded_scores(&x->config, x->E, x->K, z, NULL, x->p);
   for (int64_t e = 0; e < x->E; ++e) {
     if (own_logits) x->p[e] = bounded_exact(z[e]);
@@ -204,10 +233,13 @@ static void check_selection(const fixture *x, int64_t t) {
   int masked = x->with_mask && !x->mask[t];
   selection_values(x, t);
   for (int64_t k = 0; k < x->K; ++k) {
-    if (masked ? index[k] != -1 : index[k] < 0 || index[k] >= x->E) fail_at(x, "expert_index", t * x->K + k, index[k], bounded_exact(0));
+    if (masked ? index[k] != -1 : index[k] < 0 || index[k] >= x->E)
+      fail_at(x, "expert_index", t * x->K + k, index[k], bounded_exact(0));
     if (masked) continue;
-    if (k > 0 && !may_precede(x, index[k - 1], index[k])) fail_at(x, "expert_index (order)", t * x->K + k, index[k], x->p[index[k]]);
-    if (x->config.num_groups && !group_stays(x, index[k] / (x->E / 3), 1)) fail_at(x, "expert_index (group)", t * x->K + k, index[k], x->p[index[k]]);
+    if (k > 0 && !may_precede(x, index[k - 1], index[k]))
+      fail_at(x, "expert_index (order)", t * x->K + k, index[k], x->p[index[k]]);
+    if (x->config.num_groups && !group_stays(x, index[k] / (x->E / 3), 1))
+      fail_at(x, "expert_index (group)", t * x->K + k, index[k], x->p[index[k]]);
   }
   for (int64_t e = 0; e < x->E && !masked; ++e) {
     if (selected_f64(x->K, index, e) || (x->config.num_groups && !group_stays(x, e / (x->E / 3), -1))) continue;
@@ -220,7 +252,8 @@ static void check_forward(fixture *x) {
     for (int64_t e = 0; e < x->E; ++e) {
       bounded_sum sum = {0};
       for (int64_t h = 0; h < x->H && x->with_product; ++h)
-        bounded_sum_weight(&sum, bounded_exact(test_tensor_get(&x->x, t * x->H + h)), test_tensor_get(&x->w, h * x->E + e), 0);
+        bounded_sum_weight(&sum, bounded_exact(test_tensor_get(&x->x, t * x->H + h)),
+                           test_tensor_get(&x->w, h * x->E + e), 0);
       bounded z = bounded_chain(&sum);
       if (x->with_product && x->with_bias) z = bounded_add(z, bounded_exact(test_tensor_get(&x->b, e)));
       if (x->with_product) check_element(x, LOGITS, &x->logits, t * x->E + e, z);
@@ -244,8 +277,10 @@ static void check_logits_grad(fixture *x) {
       x->token_dw[k] = index[k] < 0      ? 0
                        : x->by_affinity ? test_tensor_get(&x->affinity_grad, t * x->E + index[k])
                                         : test_tensor_get(&x->dw, t * x->K + k);
-    bounded_router_weights_bwd(&x->config, x->E, x->K, x->z + t * x->E, index, x->token_dw, x->p, x->q, x->dz + t * x->E);
-    for (int64_t e = 0; e < x->E; ++e) check_gradient(x, LOGITS_GRAD, MOE_ACCUMULATE_LOGITS_GRAD, t * x->E + e, x->dz[t * x->E + e]);
+    bounded_router_weights_bwd(&x->config, x->E, x->K, x->z + t * x->E, index, x->token_dw, x->p, x->q,
+                               x->dz + t * x->E);
+    for (int64_t e = 0; e < x->E; ++e)
+      check_gradient(x, LOGITS_GRAD, MOE_ACCUMULATE_LOGITS_GRAD, t * x->E + e, x->dz[t * x->E + e]);
   }
 }
 
@@ -254,19 +289,22 @@ static void check_products(const fixture *x) {
   const test_tensor *dz = &x->grad[LOGITS_GRAD];
   for (int64_t e = 0; e < x->E; ++e) {
     bounded_sum bias = {0};
-    for (int64_t t = 0; t < x->T; ++t) bounded_sum_weight(&bias, bounded_exact(test_tensor_get(dz, t * x->E + e)), 1, 0);
+    for (int64_t t = 0; t < x->T; ++t)
+      bounded_sum_weight(&bias, bounded_exact(test_tensor_get(dz, t * x->E + e)), 1, 0);
     check_gradient(x, BIAS_GRAD, MOE_ACCUMULATE_ROUTER_BIAS_GRAD, e, bounded_sum_depth(&bias, x->T - 1));
     for (int64_t h = 0; h < x->H; ++h) {
       bounded_sum sum = {0};
       for (int64_t t = 0; t < x->T; ++t)
-        bounded_sum_weight(&sum, bounded_exact(test_tensor_get(&x->x, t * x->H + h)), test_tensor_get(dz, t * x->E + e), 0);
+        bounded_sum_weight(&sum, bounded_exact(test_tensor_get(&x->x, t * x->H + h)), test_tensor_get(dz, t * x->E + e),
+                           0);
       check_gradient(x, WEIGHT_GRAD, MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD, h * x->E + e, bounded_chain(&sum));
     }
   }
   for (int64_t i = 0; i < x->T * x->H; ++i) {
     bounded_sum sum = {0};
     for (int64_t e = 0; e < x->E; ++e)
-      bounded_sum_weight(&sum, bounded_exact(test_tensor_get(dz, i / x->H * x->E + e)), test_tensor_get(&x->w, i % x->H * x->E + e), 0);
+      bounded_sum_weight(&sum, bounded_exact(test_tensor_get(dz, i / x->H * x->E + e)),
+                         test_tensor_get(&x->w, i % x->H * x->E + e), 0);
     check_gradient(x, HIDDEN_GRAD, MOE_ACCUMULATE_HIDDEN_STATES_GRAD, i, bounded_chain(&sum));
   }
 }
@@ -275,17 +313,26 @@ static void check_products(const fixture *x) {
 static void check_losses(fixture *x, moe_context *ctx) {
   float loss;
   test_tensor value = {MOE_DTYPE_F32, 1, &loss};
-  moe_router_loss_args args = {.T = x->T, .E = x->E, .K = x->K, .coefficient = (float)(0.01 + test_unit(&x->rng)),
-                               .score_function = x->config.score_function, .router_logits = x->logits.data, .expert_index = x->index,
-                               .token_mask = x->with_mask ? x->mask : NULL, .loss = &loss, .logits_grad = x->grad[LOGITS_GRAD].data};
+  moe_router_loss_args args = {.T = x->T,
+                               .E = x->E,
+                               .K = x->K,
+                               .coefficient = (float)(0.01 + test_unit(&x->rng)),
+                               .score_function = x->config.score_function,
+                               .router_logits = x->logits.data,
+                               .expert_index = x->index,
+                               .token_mask = x->with_mask ? x->mask : NULL,
+                               .loss = &loss,
+                               .logits_grad = x->grad[LOGITS_GRAD].data};
   for (int z_loss = 0; z_loss < 2; ++z_loss) {
     test_tensor_copy(&x->grad[LOGITS_GRAD], &x->start[LOGITS_GRAD]);
     for (int64_t i = 0; i < x->T * x->E; ++i) x->dz[i] = bounded_exact(0);
     expect_ok(x, z_loss ? moe_router_z_loss(ctx, &args) : moe_router_load_balance_loss(ctx, &args), ctx);
-    bounded want = z_loss ? bounded_z_loss(&args, x->z, x->p, x->dz) : bounded_load_balance_loss(&args, x->z, x->p, x->dz);
+    bounded want =
+        z_loss ? bounded_z_loss(&args, x->z, x->p, x->dz) : bounded_load_balance_loss(&args, x->z, x->p, x->dz);
     check_element(x, LOSS, &value, 0, want);
     for (int64_t i = 0; i < x->T * x->E; ++i)
-      check_element(x, LOGITS_GRAD, &x->grad[LOGITS_GRAD], i, bounded_add(x->dz[i], bounded_exact(test_tensor_get(&x->start[LOGITS_GRAD], i))));
+      check_element(x, LOGITS_GRAD, &x->grad[LOGITS_GRAD], i,
+                    bounded_add(x->dz[i], bounded_exact(test_tensor_get(&x->start[LOGITS_GRAD], i))));
   }
 }
 

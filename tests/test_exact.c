@@ -1,7 +1,7 @@
 /* Exact fills: the inputs are integers, so small and sparse that every product, every partial sum in whatever order and
    every intermediate is an integer below 2^24 (operands of products: at most 256, so that bfloat16 holds them too). The
-   oracle is int64 arithmetic, rounded once, in integers, where the library stores. Whatever the element type, instruction
-   set and thread count, not one bit may differ. */
+   oracle is int64 arithmetic, rounded once, in integers, where the library stores. Whatever the element type,
+   instruction set and thread count, not one bit may differ. */
 #include "reference/integer.h"
 #include "support/arena.h"
 #include "support/cases.h"
@@ -30,8 +30,8 @@ static tensors_i64 carve_tensors(test_arena *at, const moe_blockwise_layer *l) {
 static rows_i64 carve_rows(test_arena *at, const moe_blockwise_layer *l) {
   int64_t rows = l->N * l->B;
   size_t size = sizeof(int64_t);
-  return (rows_i64){test_carve(at, rows * l->I, size), test_carve(at, rows * l->I, size), test_carve(at, rows * l->I, size),
-                    test_carve(at, rows * l->H, size)};
+  return (rows_i64){test_carve(at, rows * l->I, size), test_carve(at, rows * l->I, size),
+                    test_carve(at, rows * l->I, size), test_carve(at, rows * l->H, size)};
 }
 
 static void exact_layout(exact *x) {
@@ -45,7 +45,7 @@ static void load(int64_t *to, const test_tensor *from) {
   for (int64_t i = 0; i < from->count; ++i) to[i] = (int64_t)test_tensor_get(from, i);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- fill */
+/* ------------------------------------------------------------------------------------------------------------- fill */
 
 static void exact_options(test_case *c) {
   uint64_t *rng = &c->rng;
@@ -53,15 +53,19 @@ static void exact_options(test_case *c) {
   static const moe_activation activations[] = {MOE_ACT_IDENTITY, MOE_ACT_RELU, MOE_ACT_SQUARED_RELU};
   o->activation = activations[test_random_range(rng, 0, 2)];
   o->up_offset = (float)test_random_range(rng, -1, 1);
-  o->gate_clamp_upper_limit = (float)test_random_range(rng, 1, 4), o->gate_clamp_lower_limit = (float)test_random_range(rng, -4, 0);
-  o->up_clamp_upper_limit = (float)test_random_range(rng, 1, 4), o->up_clamp_lower_limit = (float)test_random_range(rng, -4, 0);
+  o->gate_clamp_upper_limit = (float)test_random_range(rng, 1, 4),
+  o->gate_clamp_lower_limit = (float)test_random_range(rng, -4, 0);
+  o->up_clamp_upper_limit = (float)test_random_range(rng, 1, 4),
+  o->up_clamp_lower_limit = (float)test_random_range(rng, -4, 0);
 }
 
-static int64_t largest_exact(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 ? 65535 : (1 << test_dtype_digits(dtype)) - 1; }
+static int64_t largest_exact(moe_dtype dtype) {
+  return dtype == MOE_DTYPE_F32 ? 65535 : (1 << test_dtype_digits(dtype)) - 1;
+}
 
 /* Operands are at most 256, weights and dY at most 2, so that with H, I <= 70 the largest sums, d <= 2*256*I + 255 and
-   dA <= 2*d*H or 256*(2*2*H)*I, stay below 2^24. The down bias and what outputs are added to are as large as their types
-   hold exactly: those sums are the ones that storing has to round. */
+   dA <= 2*d*H or 256*(2*2*H)*I, stay below 2^24. The down bias and what outputs are added to are as large as their
+   types hold exactly: those sums are the ones that storing has to round. */
 static void exact_fill(exact *x, double thinning) {
   test_case *c = &x->c;
   const moe_blockwise_layer *l = &c->layer;
@@ -74,14 +78,15 @@ static void exact_fill(exact *x, double thinning) {
   test_fill_integers(&c->bd, &c->rng, 0.7, 255);
   test_fill_integers(&c->affinity, &c->rng, 0.9, 2);
   test_fill_integers(&c->y_start, &c->rng, 0.9, largest_exact(c->y.dtype));
-  for (int i = 0; i < TEST_GRADIENTS; ++i) test_fill_integers(&c->grad_start[i], &c->rng, 0.9, largest_exact(c->grad[i].dtype));
+  for (int i = 0; i < TEST_GRADIENTS; ++i)
+    test_fill_integers(&c->grad_start[i], &c->rng, 0.9, largest_exact(c->grad[i].dtype));
   test_tensor *from[] = {&c->x, &c->affinity, &c->wgu, &c->wd, &c->bgu, &c->bd};
   int64_t *to[] = {x->in.x, x->in.affinity, x->in.wgu, x->in.wd, x->in.bgu, x->in.bd};
   for (int i = 0; i < TEST_GRADIENTS; ++i) load(to[i], from[i]);
   load(x->dy, &c->dy);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ oracle */
+/* ----------------------------------------------------------------------------------------------------------- oracle */
 
 static int within_operand_limit(const int64_t *value, int64_t count, int64_t factor) {
   for (int64_t i = 0; i < count; ++i)
@@ -110,7 +115,8 @@ static int exact_solve(exact *x) {
   for (int64_t i = 0; i < rows * l->H; ++i) stored.d[i] = ref_round_i64(stored.d[i], digits);
   if (!c->keep_down_checkpoint || c->affinity_option == MOE_AFFINITY_OPTION_ON_I) stored.d = NULL;
   layer_bwd_i64(l, c->not_accumulating, &in, &stored, x->dy, &x->grad, &x->grad_rows);
-  return within_operand_limit(x->grad_rows.g, rows * l->I, factor) && within_operand_limit(x->grad_rows.u, rows * l->I, factor);
+  return within_operand_limit(x->grad_rows.g, rows * l->I, factor) &&
+         within_operand_limit(x->grad_rows.u, rows * l->I, factor);
 }
 
 static void exact_free(exact *x) {
@@ -141,7 +147,7 @@ static int exact_new(exact *x, uint64_t seed, moe_dtype dtype) {
   return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ checks */
+/* ----------------------------------------------------------------------------------------------------------- checks */
 
 struct run {
   exact *x;
@@ -157,7 +163,8 @@ static void report(const struct run *run, const char *tensor, int64_t i, double 
 
 /* tensor == start + sum, rounded once to its element type. (start NULL: sum alone. The sign of a zero, which int64 does
    not have, is left to the tests that compare instruction sets with each other.) */
-static void check_tensor(const struct run *run, const char *name, const test_tensor *tensor, const test_tensor *start, const int64_t *sum) {
+static void check_tensor(const struct run *run, const char *name, const test_tensor *tensor, const test_tensor *start,
+                         const int64_t *sum) {
   for (int64_t i = 0; i < tensor->count; ++i) {
     int64_t exact_value = sum[i] + (start ? (int64_t)test_tensor_get(start, i) : 0);
     int64_t rounded = ref_round_i64(exact_value, test_dtype_digits(tensor->dtype));
@@ -193,14 +200,16 @@ static void check_backward(const struct run *run) {
   const int64_t *want[TEST_GRADIENTS] = {x->grad.x, x->grad.affinity, x->grad.wgu, x->grad.wd, x->grad.bgu, x->grad.bd};
   for (int i = 0; i < TEST_GRADIENTS; ++i) {
     if (x->c.omit >> i & 1) continue;
-    check_tensor(run, test_gradient_name[i], &x->c.grad[i], x->c.accumulate >> i & 1 ? &x->c.grad_start[i] : NULL, want[i]);
+    check_tensor(run, test_gradient_name[i], &x->c.grad[i], x->c.accumulate >> i & 1 ? &x->c.grad_start[i] : NULL,
+                 want[i]);
   }
 }
 
 static void expect_ok(const struct run *run, moe_status status, const moe_context *ctx) {
   char text[768];
   if (status != MOE_OK)
-    fail_msg("%s: %s | %s", moe_status_str(status), ctx->message, test_case_describe(&run->x->c, run->isa, run->threads, text));
+    fail_msg("%s: %s | %s", moe_status_str(status), ctx->message,
+             test_case_describe(&run->x->c, run->isa, run->threads, text));
 }
 
 /* Forward and backward at every thread count on the current instruction set. */

@@ -1,20 +1,22 @@
-/* The analytic backward of the reference, which the other tests hold the library to, against complex step derivatives of
-   its forward: Im L(p + ih)/h with h = 1e-150 has no cancellation and no truncation error worth the name, so both sides
-   agree to rounding. L = <dY, layer(x, router(x))> + load balance loss + z-loss with a random dY; every parameter tensor
-   is checked entry by entry, the router's logits among them. */
+/* The analytic backward of the reference, which the other tests hold the library to, against complex step derivatives
+   of its forward: Im L(p + ih)/h with h = 1e-150 has no cancellation and no truncation error worth the name, so both
+   sides agree to rounding. L = <dY, layer(x, router(x))> + load balance loss + z-loss with a random dY; every parameter
+   tensor is checked entry by entry, the router's logits among them. */
 #include "reference/complex.h"
 #include "support/cases.h"
 #include "support/test.h"
 
-enum { CONFIGURATIONS = 3000, ENTRIES = 24 }; /* ENTRIES: the most that are checked of one tensor in one configuration */
+enum { CONFIGURATIONS = 3000, ENTRIES = 24 }; /* ENTRIES: the most that are checked of one tensor in one
+                                                 configuration */
 
 #define STEP 1e-150
 #define TOLERANCE 1e-12 /* of the tensor's largest gradient, see scale_of */
 
 /* The parameters lie one behind the other in one array. */
 enum { X, AFFINITY, WGU, WD, BGU, BD, ROUTER_WEIGHT, ROUTER_BIAS, LOGITS, PARAMETERS };
-static const char *const parameter_name[] = {"hidden_states",      "affinities",    "gate_up_weight", "down_weight", "gate_up_bias",
-                                             "down_bias", "router_weight", "router_bias",    "router_logits"};
+static const char *const parameter_name[] = {"hidden_states", "affinities",   "gate_up_weight",
+                                             "down_weight",   "gate_up_bias", "down_bias",
+                                             "router_weight", "router_bias",  "router_logits"};
 
 typedef struct problem {
   test_case c; /* shape, options and routing; its tensors are not used */
@@ -136,8 +138,9 @@ static void problem_new(problem *p, uint64_t seed) {
   test_route_case(c);
   test_case_allocate(c);
   const moe_blockwise_layer *l = &c->layer;
-  int64_t size[PARAMETERS] = {l->T * l->H,         l->T * l->E, l->E * l->H * 2 * l->I, l->E * l->I * l->H, l->E * 2 * l->I,
-                              l->E * l->H, l->H * l->E, l->E,                   l->T * l->E};
+  int64_t size[PARAMETERS] = {
+      l->T * l->H, l->T * l->E, l->E * l->H * 2 * l->I, l->E * l->I * l->H, l->E * 2 * l->I, l->E * l->H, l->H * l->E,
+      l->E,        l->T * l->E};
   for (int i = 0; i < PARAMETERS; ++i) p->begin[i + 1] = p->begin[i] + size[i];
   p->value = calloc((size_t)p->begin[PARAMETERS], sizeof *p->value);
   p->grad = calloc((size_t)p->begin[PARAMETERS], sizeof *p->grad);
@@ -146,9 +149,13 @@ static void problem_new(problem *p, uint64_t seed) {
   for (int64_t i = 0; i < l->T * l->H; ++i) p->dy[i] = test_signed(&c->rng);
   for (int64_t t = 0; t < l->T; ++t) p->mask[t] = test_with(&c->rng, 0.8) ? 1 : 0;
   p->router = test_router_config(&c->rng);
-  p->balance = (moe_router_loss_args){.T = l->T, .E = l->E, .K = c->K, .coefficient = (float)test_unit(&c->rng),
+  p->balance = (moe_router_loss_args){.T = l->T,
+                                      .E = l->E,
+                                      .K = c->K,
+                                      .coefficient = (float)test_unit(&c->rng),
                                       .score_function = (moe_score_function)test_random_range(&c->rng, 0, 2),
-                                      .expert_index = c->chosen, .token_mask = test_with(&c->rng, 0.5) ? p->mask : NULL};
+                                      .expert_index = c->chosen,
+                                      .token_mask = test_with(&c->rng, 0.5) ? p->mask : NULL};
   p->z_loss = p->balance;
   p->z_loss.coefficient = (float)test_unit(&c->rng);
 }
@@ -158,8 +165,8 @@ static void problem_free(problem *p) {
   test_case_free(&p->c);
 }
 
-/* What 1e-12 is relative to: the tensor's largest gradient, but never less than 1/100 of the largest of all tensors (the
-   entries of a tensor may all be differences of the larger numbers that another tensor's gradient consists of; a
+/* What 1e-12 is relative to: the tensor's largest gradient, but never less than 1/100 of the largest of all tensors
+   (the entries of a tensor may all be differences of the larger numbers that another tensor's gradient consists of; a
    softmax over one expert has gradient 0 only up to rounding). */
 static double scale_of(const problem *p, int parameter) {
   double own = 0, all = 0;
@@ -173,14 +180,16 @@ static double check_problem(problem *p, double complex *value) {
   double worst = 0;
   for (int64_t i = 0; i < p->begin[PARAMETERS]; ++i) value[i] = p->value[i];
   for (int parameter = 0; parameter < PARAMETERS; ++parameter) {
-    int64_t begin = p->begin[parameter], count = p->begin[parameter + 1] - begin, step = (count + ENTRIES - 1) / ENTRIES;
+    int64_t begin = p->begin[parameter], count = p->begin[parameter + 1] - begin,
+            step = (count + ENTRIES - 1) / ENTRIES;
     double scale = scale_of(p, parameter);
     for (int64_t i = step > 1 ? test_random_range(&p->c.rng, 0, step - 1) : 0; i < count; i += step) {
       double analytic = p->grad[begin + i];
       value[begin + i] = ref_complex(p->value[begin + i], STEP);
       double derivative = cimag(loss_complex(p, value)) / STEP;
       value[begin + i] = p->value[begin + i];
-      int without = (parameter == BGU && !p->c.layer.gate_and_up_proj_bias) || (parameter == BD && !p->c.layer.down_proj_bias);
+      int without =
+          (parameter == BGU && !p->c.layer.gate_and_up_proj_bias) || (parameter == BD && !p->c.layer.down_proj_bias);
       double difference = without ? 0 : fabs(analytic - derivative); /* an absent bias is 0, and not a parameter of L */
       if (!(difference <= TOLERANCE * scale)) {
         char text[768];

@@ -1,6 +1,6 @@
-/* Grouped products, and weights packed ahead of time. Integers small enough that every sum is exact, int64 as the oracle:
-   forward, dx and dw, all permutations, types, instruction sets and thread counts, prepacked or not; then prepacked weights
-   through the whole blockwise layer, to the bit, on random data. */
+/* Grouped products, and weights packed ahead of time. Integers small enough that every sum is exact, int64 as the
+   oracle: forward, dx and dw, all permutations, types, instruction sets and thread counts, prepacked or not; then
+   prepacked weights through the whole blockwise layer, to the bit, on random data. */
 #include "support/test.h"
 
 #include "support/cases.h"
@@ -19,9 +19,11 @@ typedef struct grouped {
 } grouped;
 
 static void fail_at(const grouped *g, const char *what, int64_t i) {
-  fail_msg("%s[%lld] | seed 0x%llx dtype %s isa %s threads %d tokens %lld topk %lld E %lld N %lld K %lld permute x %d y %d", what, (long long)i,
-           (unsigned long long)g->seed, test_dtype_name(g->dtype), moe_isa_name((moe_isa)g->isa), g->threads, (long long)g->args.num_tokens,
-           (long long)g->args.topk, (long long)g->args.E, (long long)g->args.N, (long long)g->args.K, g->args.permute_x, g->args.permute_y);
+  fail_msg(
+      "%s[%lld] | seed 0x%llx dtype %s isa %s threads %d tokens %lld topk %lld E %lld N %lld K %lld permute x %d y %d",
+      what, (long long)i, (unsigned long long)g->seed, test_dtype_name(g->dtype), moe_isa_name((moe_isa)g->isa),
+      g->threads, (long long)g->args.num_tokens, (long long)g->args.topk, (long long)g->args.E, (long long)g->args.N,
+      (long long)g->args.K, g->args.permute_x, g->args.permute_y);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ cases */
@@ -33,7 +35,8 @@ static void grouped_routing(grouped *g, uint64_t *rng) {
   g->weights = (float *)malloc((size_t)g->total * sizeof *g->weights);
   const int64_t placed = test_with(rng, 0.3) ? test_random_range(rng, 0, g->total) : g->total;
   for (int64_t i = 0; i < placed; ++i) g->sizes[test_random_range(rng, 0, E - 1)]++;
-  for (int64_t i = 0; i < g->total; ++i) g->gather[i] = (int32_t)i, g->weights[i] = (float)test_random_range(rng, -2, 2);
+  for (int64_t i = 0; i < g->total; ++i)
+    g->gather[i] = (int32_t)i, g->weights[i] = (float)test_random_range(rng, -2, 2);
   for (int64_t i = g->total - 1; i > 0; --i) {
     const int64_t j = test_random_range(rng, 0, i);
     const int32_t swap = g->gather[i];
@@ -45,20 +48,26 @@ static grouped grouped_new(uint64_t seed, moe_dtype dtype) {
   grouped g = {.seed = seed, .dtype = dtype};
   uint64_t rng = seed;
   moe_grouped_gemm_args *a = &g.args;
-  a->num_tokens = test_random_range(&rng, 1, 40), a->topk = test_random_range(&rng, 1, 4), a->E = test_random_range(&rng, 1, 6);
+  a->num_tokens = test_random_range(&rng, 1, 40), a->topk = test_random_range(&rng, 1, 4),
+  a->E = test_random_range(&rng, 1, 6);
   a->N = test_random_range(&rng, 1, 140), a->K = test_random_range(&rng, 1, 300);
   a->permute_x = test_with(&rng, 0.4), a->permute_y = !a->permute_x && test_with(&rng, 0.5);
   a->accumulate_dW = test_with(&rng, 0.3);
   a->weight_grad_dtype = test_with(&rng, 0.5) ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
   g.total = a->num_tokens * a->topk;
   grouped_routing(&g, &rng);
-  g.x = test_tensor_new(dtype, (a->permute_x ? a->num_tokens : g.total) * a->K), g.w = test_tensor_new(dtype, a->E * a->N * a->K);
-  g.dy = test_tensor_new(dtype, g.total * a->N), g.y = test_tensor_new(dtype, g.total * a->N), g.dx = test_tensor_new(dtype, g.total * a->K);
-  g.dw = test_tensor_new(a->weight_grad_dtype ? a->weight_grad_dtype : dtype, a->E * a->N * a->K), g.start = test_tensor_new(g.dw.dtype, g.dw.count);
-  test_fill_integers(&g.x, &rng, 0.5, 4), test_fill_integers(&g.w, &rng, 0.5, 4), test_fill_integers(&g.dy, &rng, 0.5, 4);
+  g.x = test_tensor_new(dtype, (a->permute_x ? a->num_tokens : g.total) * a->K),
+  g.w = test_tensor_new(dtype, a->E * a->N * a->K);
+  g.dy = test_tensor_new(dtype, g.total * a->N), g.y = test_tensor_new(dtype, g.total * a->N),
+  g.dx = test_tensor_new(dtype, g.total * a->K);
+  g.dw = test_tensor_new(a->weight_grad_dtype ? a->weight_grad_dtype : dtype, a->E * a->N * a->K),
+  g.start = test_tensor_new(g.dw.dtype, g.dw.count);
+  test_fill_integers(&g.x, &rng, 0.5, 4), test_fill_integers(&g.w, &rng, 0.5, 4),
+      test_fill_integers(&g.dy, &rng, 0.5, 4);
   test_fill_integers(&g.start, &rng, 0.5, 8);
   a->m_sizes = g.sizes, a->gather_indices = g.gather, a->X = g.x.data, a->W = g.w.data, a->dY = g.dy.data;
-  a->Y = g.y.data, a->dX = g.dx.data, a->dW = g.dw.data, a->topk_weights = a->permute_y && test_with(&rng, 0.5) ? g.weights : NULL;
+  a->Y = g.y.data, a->dX = g.dx.data, a->dW = g.dw.data,
+  a->topk_weights = a->permute_y && test_with(&rng, 0.5) ? g.weights : NULL;
   return g;
 }
 
@@ -92,13 +101,15 @@ static void check_rows(const grouped *g) {
     const int64_t e = expert_of(g, pos), none = e == g->args.E;
     for (int64_t n = 0; n < N; ++n) {
       int64_t sum = 0;
-      for (int64_t k = 0; k < K && !none; ++k) sum += integer_at(&g->x, x_row(g, pos) * K + k) * integer_at(&g->w, (e * N + n) * K + k);
+      for (int64_t k = 0; k < K && !none; ++k)
+        sum += integer_at(&g->x, x_row(g, pos) * K + k) * integer_at(&g->w, (e * N + n) * K + k);
       if (g->args.topk_weights) sum *= (int64_t)g->weights[y_row(g, pos)];
       expect(g, "Y", &g->y, y_row(g, pos) * N + n, sum);
     }
     for (int64_t k = 0; k < K; ++k) {
       int64_t sum = 0;
-      for (int64_t n = 0; n < N && !none; ++n) sum += integer_at(&g->dy, y_row(g, pos) * N + n) * integer_at(&g->w, (e * N + n) * K + k);
+      for (int64_t n = 0; n < N && !none; ++n)
+        sum += integer_at(&g->dy, y_row(g, pos) * N + n) * integer_at(&g->w, (e * N + n) * K + k);
       expect(g, "dX", &g->dx, dx_row(g, pos) * K + k, sum);
     }
   }
@@ -111,7 +122,8 @@ static void check_weights(const grouped *g) {
   for (int64_t pos = 0; pos < g->total; ++pos) {
     const int64_t e = expert_of(g, pos);
     for (int64_t i = 0; i < N * K && e < g->args.E; ++i)
-      sum[e * N * K + i] += integer_at(&g->dy, y_row(g, pos) * N + i / K) * integer_at(&g->x, x_row(g, pos) * K + i % K);
+      sum[e * N * K + i] +=
+          integer_at(&g->dy, y_row(g, pos) * N + i / K) * integer_at(&g->x, x_row(g, pos) * K + i % K);
   }
   for (int64_t i = 0; i < g->dw.count; ++i) expect(g, "dW", &g->dw, i, sum[i]);
   free(sum);
@@ -152,7 +164,8 @@ static void check_case(grouped *g) {
     if (grouped_call[g->dtype][op](&ctx, &g->args) != MOE_OK) fail_at(g, ctx.message, op);
   check_rows(g);
   check_weights(g);
-  moe_pack_weights_args packing = {.layout = MOE_PACK_GROUPED, .E = g->args.E, .rows = g->args.N, .columns = g->args.K, .weight = g->w.data};
+  moe_pack_weights_args packing = {
+      .layout = MOE_PACK_GROUPED, .E = g->args.E, .rows = g->args.N, .columns = g->args.K, .weight = g->w.data};
   if (pack(&ctx, g->dtype, &packing) != MOE_OK) fail_at(g, ctx.message, 0);
   moe_grouped_gemm_args packed = g->args;
   packed.W = NULL, packed.packed_W = packing.packed, packed.packed_W_bytes = packing.packed_bytes;
@@ -185,7 +198,8 @@ static void test_packed_checks(void **state) {
   (void)state;
   grouped g = grouped_new(test_seed(1), MOE_DTYPE_BF16);
   moe_context ctx = {.allocate = test_allocate, .release = test_release};
-  moe_pack_weights_args packing = {.layout = MOE_PACK_GROUPED, .E = g.args.E, .rows = g.args.N, .columns = g.args.K, .weight = g.w.data};
+  moe_pack_weights_args packing = {
+      .layout = MOE_PACK_GROUPED, .E = g.args.E, .rows = g.args.N, .columns = g.args.K, .weight = g.w.data};
   assert_int_equal(pack(&ctx, MOE_DTYPE_BF16, &packing), MOE_OK);
   moe_grouped_gemm_args a = g.args;
   a.W = NULL, a.packed_W = packing.packed, a.packed_W_bytes = packing.packed_bytes - 1;
@@ -222,11 +236,13 @@ static moe_status spoil(int which, moe_grouped_gemm_args *a, int32_t *sizes, int
     case 8: return a->permute_y = 2, *name = "permute_y", MOE_ERROR_INVALID_OPTION;
     case 9: return a->weight_grad_dtype = (moe_dtype)9, *name = "weight_grad_dtype", MOE_ERROR_INVALID_OPTION;
     case 10: return a->accumulate_dW = -1, *name = "accumulate_dW", MOE_ERROR_INVALID_OPTION;
-    case 11: return a->permute_y = 0, a->topk_weights = (const float *)a->X, *name = "topk_weights", MOE_ERROR_INVALID_OPTION;
+    case 11:
+      return a->permute_y = 0, a->topk_weights = (const float *)a->X, *name = "topk_weights", MOE_ERROR_INVALID_OPTION;
     case 12: return a->m_sizes = NULL, *name = "m_sizes", MOE_ERROR_NULL_ARGUMENT;
     case 13: return a->X = NULL, *name = "X", MOE_ERROR_NULL_ARGUMENT;
     case 14: return a->W = NULL, *name = "W", MOE_ERROR_NULL_ARGUMENT;
-    case 15: return a->permute_y = !a->permute_x, a->gather_indices = NULL, *name = "gather_indices", MOE_ERROR_NULL_ARGUMENT;
+    case 15:
+      return a->permute_y = !a->permute_x, a->gather_indices = NULL, *name = "gather_indices", MOE_ERROR_NULL_ARGUMENT;
     case 16: return a->X = (const char *)a->X + 1, *name = "X", MOE_ERROR_MISALIGNED;
     case 17: return a->Y = (void *)(uintptr_t)a->X, *name = "Y", MOE_ERROR_OVERLAP;
     case 18: return sizes[0] = -1, *name = "m_sizes", MOE_ERROR_INVALID_SHAPE;
@@ -246,7 +262,9 @@ static void test_bad_arguments(void **state) {
     const char *name = NULL;
     const moe_status want = spoil(which, &g.args, g.sizes, g.gather, &name);
     const moe_status got = moe_grouped_gemm_bf16(&ctx, &g.args);
-    if (got != want || !strstr(ctx.message, name)) fail_msg("case %d: %s, \"%s\", wanted %s for %s", which, moe_status_str(got), ctx.message, moe_status_str(want), name);
+    if (got != want || !strstr(ctx.message, name))
+      fail_msg("case %d: %s, \"%s\", wanted %s for %s", which, moe_status_str(got), ctx.message, moe_status_str(want),
+               name);
     assert_int_equal(test_tensor_differs(&before, &g.y), -1);
     test_tensor_free(&before);
     grouped_free(&g);
@@ -257,9 +275,13 @@ static void test_bad_arguments(void **state) {
 
 static void pack_layer(moe_context *ctx, test_case *c) {
   moe_blockwise_layer *l = &c->layer;
-  moe_pack_weights_args gate_up = {.layout = l->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, .E = l->E, .rows = l->H, .columns = l->I,
+  moe_pack_weights_args gate_up = {.layout = l->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
+                                   .E = l->E,
+                                   .rows = l->H,
+                                   .columns = l->I,
                                    .weight = c->wgu.data};
-  moe_pack_weights_args down = {.layout = MOE_PACK_DOWN, .E = l->E, .rows = l->I, .columns = l->H, .weight = c->wd.data};
+  moe_pack_weights_args down = {
+      .layout = MOE_PACK_DOWN, .E = l->E, .rows = l->I, .columns = l->H, .weight = c->wd.data};
   assert_int_equal(pack(ctx, c->dtype, &gate_up), MOE_OK);
   assert_int_equal(pack(ctx, c->dtype, &down), MOE_OK);
   l->gate_up_proj_weight = l->down_proj_weight = NULL;
@@ -300,7 +322,7 @@ static void test_packed_layer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks), cmocka_unit_test(test_bad_arguments),
-                                     cmocka_unit_test(test_packed_layer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks),
+                                     cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }

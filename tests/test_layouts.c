@@ -12,49 +12,22 @@ static const int64_t lengths[] = {1,   3,   4,   31,  32,  64,  96,  100, 128,  
                                   416, 500, 512, 544, 700, 896, 928, 1024, 1152, 1536, 2080, 2560, 2944};
 enum { LENGTHS = sizeof lengths / sizeof *lengths };
 
-static int is_x4(moe_mx_layout l) { return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4; }
-static int is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
-static int is_nki(moe_mx_layout l) { return !is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
-
-static int side_valid(moe_mx_layout l, moe_mx_scales scales, const moe_mx_layout_args *a) {
-  if (scales == MOE_MX_SCALES_NKI_OVERSIZED && !is_nki(l)) return 0;
-  if (scales == MOE_MX_SCALES_NKI_PACKED && (!is_nki(l) || is_x4(l))) return 0;
-  if (scales == MOE_MX_SCALES_TILED_128X4 && !is_rows(l)) return 0;
-  if (!is_nki(l) && l != MOE_MX_LAYOUT_PLAIN && a->element_bits == 8) return 0;
-  if (is_x4(l)) return a->K % (a->parts == 2 ? 512 : 4) == 0;
-  return l == MOE_MX_LAYOUT_PLAIN || a->K % 32 == 0;
-}
-
-/* Whether two NKI layouts group the same elements, by their definitions. */
-static int same_groups(const moe_mx_layout_args *a) {
-  int64_t *x = malloc((size_t)a->K * sizeof *x), *y = malloc((size_t)a->K * sizeof *y);
-  assert_true(x && y);
-  mx_order(a->from, a->parts, a->K, x), mx_order(a->to, a->parts, a->K, y);
-  const int same = memcmp(x, y, (size_t)a->K * sizeof *x) == 0;
-  free(x), free(y);
-  return same;
-}
-
-static int valid(const moe_mx_layout_args *a) {
-  if (!side_valid(a->from, a->scales_from, a) || !side_valid(a->to, a->scales_to, a)) return 0;
-  if (a->logical_order && !((a->from == MOE_MX_LAYOUT_PLAIN && is_nki(a->to)) || (a->to == MOE_MX_LAYOUT_PLAIN && is_nki(a->from)))) return 0;
-  return !is_nki(a->from) || !is_nki(a->to) || same_groups(a);
-}
-
 static void describe(const moe_mx_layout_args *a, const moe_context *ctx, const char *what) {
-  fail_msg("%s (%s) | from %d/%d to %d/%d bits %d parts %d E %lld K %lld columns %lld logical %d threads %d", what, ctx->message, a->from,
-           a->scales_from, a->to, a->scales_to, a->element_bits, a->parts, (long long)a->E, (long long)a->K, (long long)a->columns,
-           a->logical_order, ctx->num_threads);
+  fail_msg("%s (%s) | from %d/%d to %d/%d bits %d parts %d E %lld K %lld columns %lld logical %d threads %d", what,
+           ctx->message, a->from, a->scales_from, a->to, a->scales_to, a->element_bits, a->parts, (long long)a->E,
+           (long long)a->K, (long long)a->columns, a->logical_order, ctx->num_threads);
 }
 
 static void check(moe_mx_layout_args *a, uint64_t *rng) {
   struct test_pool pool = {.seed = test_random(rng)};
-  moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool, .num_threads = (int32_t)test_random_range(rng, 1, 5)};
+  moe_context ctx = {.parallel_for = test_pool_parallel_for,
+                     .parallel_for_user = &pool,
+                     .num_threads = (int32_t)test_random_range(rng, 1, 5)};
   ctx.schedule = (moe_schedule)test_random_range(rng, 0, 2);
   a->E = test_random_range(rng, 1, 3);
   a->columns = test_random_chance(rng, 4) ? test_random_range(rng, 60, 140) : test_random_range(rng, 1, 9);
   moe_mx_layout_bytes bytes;
-  if (valid(a)) {
+  if (mx_convertible(a)) {
     const char *wrong = mx_check(&ctx, a, test_random(rng));
     if (wrong) describe(a, &ctx, wrong);
   } else if (moe_mx_layout_size(&ctx, a, &bytes) == MOE_OK) {
@@ -101,8 +74,9 @@ static void test_permutation(void **state) {
       for (int n = 0; n < LENGTHS; n++) {
         const moe_mx_layout_args a = {.element_bits = 4, .parts = parts, .K = lengths[n]};
         int64_t got[2944], want[2944], seen[2944] = {0};
-        const int fits = side_valid((moe_mx_layout)l, MOE_MX_SCALES_OWN, &a);
-        assert_int_equal(moe_nki_x4_permutation(&ctx, (moe_mx_layout)l, parts, a.K, got), fits ? MOE_OK : MOE_ERROR_INVALID_SHAPE);
+        const int fits = mx_storable((moe_mx_layout)l, MOE_MX_SCALES_OWN, a.element_bits, a.parts, a.K);
+        assert_int_equal(moe_nki_x4_permutation(&ctx, (moe_mx_layout)l, parts, a.K, got),
+                         fits ? MOE_OK : MOE_ERROR_INVALID_SHAPE);
         if (!fits) continue;
         mx_order((moe_mx_layout)l, parts, a.K, want);
         assert_memory_equal(got, want, (size_t)a.K * sizeof *got);
@@ -121,9 +95,18 @@ static void test_permutation(void **state) {
 static void test_known_bytes(void **state) {
   (void)state;
   uint8_t plain[64], scales[4] = {120, 121, 122, 123}, blocks[68], out_scales[4], back[64];
-  for (int i = 0; i < 64; i++) plain[i] = (uint8_t)((2 * i) % 16 + 16 * ((2 * i + 1) % 16)); /* element k of a row is k % 16 */
-  moe_mx_layout_args a = {.from = MOE_MX_LAYOUT_PLAIN, .to = MOE_MX_LAYOUT_GGML, .element_bits = 4, .parts = 1, .E = 1, .K = 64, .columns = 2,
-                          .codes_in = plain, .scales_in = scales, .codes_out = blocks};
+  /* Element k of a row is k % 16. */
+  for (int i = 0; i < 64; i++) plain[i] = (uint8_t)((2 * i) % 16 + 16 * ((2 * i + 1) % 16));
+  moe_mx_layout_args a = {.from = MOE_MX_LAYOUT_PLAIN,
+                          .to = MOE_MX_LAYOUT_GGML,
+                          .element_bits = 4,
+                          .parts = 1,
+                          .E = 1,
+                          .K = 64,
+                          .columns = 2,
+                          .codes_in = plain,
+                          .scales_in = scales,
+                          .codes_out = blocks};
   assert_int_equal(moe_mx_layout_convert(NULL, &a), MOE_OK);
   for (int b = 0; b < 4; b++) {
     assert_int_equal(blocks[17 * b], 120 + b);
@@ -189,7 +172,8 @@ static void test_vectors(void **state) {
     for (int n = 0; n < LENGTHS; n++)
       for (int kind = 0; kind < 2; kind++) {
         if (lengths[n] % (kind ? 128 : 4) != 0) continue;
-        check_vector((moe_nki_vector_args){.kind = (moe_nki_vector)kind, .dtype = (moe_dtype)dtype, .E = 3, .length = lengths[n]});
+        check_vector((moe_nki_vector_args){
+            .kind = (moe_nki_vector)kind, .dtype = (moe_dtype)dtype, .E = 3, .length = lengths[n]});
       }
 }
 
@@ -199,15 +183,25 @@ static uint16_t error_in[4096], error_out[4096];
 static uint8_t error_scales_in[512], error_scales_out[512];
 
 static moe_mx_layout_args error_args(void) {
-  return (moe_mx_layout_args){.from = MOE_MX_LAYOUT_PLAIN, .to = MOE_MX_LAYOUT_NKI_STRIDED_X4, .element_bits = 4, .parts = 1, .E = 1, .K = 64,
-                              .columns = 4, .codes_in = error_in, .scales_in = error_scales_in, .codes_out = error_out, .scales_out = error_scales_out};
+  return (moe_mx_layout_args){.from = MOE_MX_LAYOUT_PLAIN,
+                              .to = MOE_MX_LAYOUT_NKI_STRIDED_X4,
+                              .element_bits = 4,
+                              .parts = 1,
+                              .E = 1,
+                              .K = 64,
+                              .columns = 4,
+                              .codes_in = error_in,
+                              .scales_in = error_scales_in,
+                              .codes_out = error_out,
+                              .scales_out = error_scales_out};
 }
 
 static void refused(moe_mx_layout_args a, moe_status status, const char *word) {
   moe_context ctx = {0};
   assert_int_equal(moe_mx_layout_convert(&ctx, &a), status);
   assert_int_equal(ctx.status, status);
-  if (!strstr(ctx.message, word) || strlen(ctx.message) < strlen(word) + 4) fail_msg("\"%s\" does not name \"%s\"", ctx.message, word);
+  if (!strstr(ctx.message, word) || strlen(ctx.message) < strlen(word) + 4)
+    fail_msg("\"%s\" does not name \"%s\"", ctx.message, word);
   assert_int_equal(moe_mx_layout_convert(NULL, &a), status);
   for (size_t i = 0; i < sizeof error_out / sizeof *error_out; i++) assert_int_equal(error_out[i], 0);
   for (size_t i = 0; i < sizeof error_scales_out; i++) assert_int_equal(error_scales_out[i], 0);
@@ -275,7 +269,8 @@ static void test_errors_of_sizes_and_vectors(void **state) {
   assert_int_equal(moe_mx_layout_convert(&bad, &a), MOE_ERROR_INVALID_OPTION);
   const moe_nki_vector_args good = {.dtype = MOE_DTYPE_F32, .to_nki = 1, .E = 1, .length = 128, .in = x, .out = y};
   moe_nki_vector_args v;
-#define VECTOR(STATUS, ...) v = good, __VA_ARGS__, assert_int_equal(moe_nki_vector_convert(&ctx, &v), MOE_ERROR_##STATUS)
+#define VECTOR(STATUS, ...) \
+  v = good, __VA_ARGS__, assert_int_equal(moe_nki_vector_convert(&ctx, &v), MOE_ERROR_##STATUS)
   VECTOR(NULL_ARGUMENT, v.in = NULL);
   VECTOR(NULL_ARGUMENT, v.out = NULL);
   VECTOR(INVALID_OPTION, v.kind = (moe_nki_vector)2);
@@ -295,8 +290,12 @@ static void test_errors_of_sizes_and_vectors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_pair),   cmocka_unit_test(test_every_length), cmocka_unit_test(test_permutation),
-      cmocka_unit_test(test_known_bytes),  cmocka_unit_test(test_vectors),      cmocka_unit_test(test_errors_of_conversion),
+      cmocka_unit_test(test_every_pair),
+      cmocka_unit_test(test_every_length),
+      cmocka_unit_test(test_permutation),
+      cmocka_unit_test(test_known_bytes),
+      cmocka_unit_test(test_vectors),
+      cmocka_unit_test(test_errors_of_conversion),
       cmocka_unit_test(test_errors_of_sizes_and_vectors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

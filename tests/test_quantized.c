@@ -1,5 +1,5 @@
-/* test_quantized: experts from quantised weights give the same bits, outputs and gradients, as the same experts from the plain
-   weights that these stand for, whatever the storage; scales that multiply sums; prepacking; bad input. */
+/* test_quantized: experts from quantised weights give the same bits, outputs and gradients, as the same experts from
+   the plain weights that these stand for, whatever the storage; scales that multiply sums; prepacking; bad input. */
 #include "support/test.h"
 
 #include <math.h>
@@ -14,6 +14,7 @@ enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 
 struct storage {
   moe_quantized_weight gate_up, down;
   int packed, powers; /* powers: float scales are powers of two */
+  int tiny;           /* 1: gate and up's float scales are below 2^-125, 2: down's */
 };
 
 struct layer {
@@ -21,30 +22,10 @@ struct layer {
   struct quantized gate_up, down;
 };
 
-static int is_x4(moe_mx_layout l) { return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4; }
-static int is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
-static int is_nki(moe_mx_layout l) { return !is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
-
-static int placement_valid(moe_mx_layout l, moe_mx_scales scales) {
-  if (scales == MOE_MX_SCALES_NKI_OVERSIZED) return is_nki(l);
-  if (scales == MOE_MX_SCALES_NKI_PACKED) return is_nki(l) && !is_x4(l);
-  return scales != MOE_MX_SCALES_TILED_128X4 || is_rows(l);
-}
-
-/* The plain tensor, in the function's type: [E,K,parts,columns]. */
-static void fill_plain(const struct quantized *q, moe_dtype dtype, void *to, int codes_only) {
-  const int64_t n = q->E * q->K * q->parts * q->columns;
-  float *x = malloc((size_t)n * sizeof *x);
-  assert_non_null(x);
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t column = i % q->columns, part = i / q->columns % q->parts, k = i / q->columns / q->parts % q->K;
-    const int64_t e = i / q->columns / q->parts / q->K;
-    x[i] = codes_only ? quantized_code_value(q, e, k, part, column) : quantized_value(q, e, k, part, column);
-  }
-  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16) assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
-  if (dtype == MOE_DTYPE_FP16) assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
-  free(x);
+static void shrink_scales(struct quantized *q, uint64_t *rng) {
+  guard_free(&q->codes), guard_free(&q->scales);
+  for (int64_t i = 0; i < quantized_scale_count(q); i++) q->scale[i] = float_of((uint32_t)(test_random(rng) >> 40));
+  quantized_store(q, 1);
 }
 
 static void layer_open(struct layer *l, const struct problem_options *o, const struct storage *s, int codes_only) {
@@ -60,8 +41,10 @@ static void layer_open(struct layer *l, const struct problem_options *o, const s
   l->down.K = o->I, l->down.parts = 1, l->down.columns = o->H;
   quantized_make(&l->gate_up, &rng, low, high, s->powers, (int)(o->seed & 1));
   quantized_make(&l->down, &rng, low, high, s->powers, (int)(o->seed & 1));
-  fill_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only);
-  fill_plain(&l->down, o->dtype, l->p.tensor[PT_DOWN_WEIGHT].data, codes_only);
+  if (s->tiny == 1) shrink_scales(&l->gate_up, &rng);
+  if (s->tiny == 2) shrink_scales(&l->down, &rng);
+  assert_true(quantized_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only));
+  assert_true(quantized_plain(&l->down, o->dtype, l->p.tensor[PT_DOWN_WEIGHT].data, codes_only));
 }
 
 static void layer_close(struct layer *l) {
@@ -77,14 +60,6 @@ static void give_quantized(struct layer *l, moe_blockwise_layer *layer) {
   layer->quantized_down_weight = &l->down.weight;
 }
 
-static moe_status pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights_args *args, size_t *bytes) {
-  switch (dtype) {
-    case MOE_DTYPE_F32: return bytes ? moe_pack_weights_f32_size(ctx, args, bytes) : moe_pack_weights_f32(ctx, args);
-    case MOE_DTYPE_BF16: return bytes ? moe_pack_weights_bf16_size(ctx, args, bytes) : moe_pack_weights_bf16(ctx, args);
-    default: return bytes ? moe_pack_weights_fp16_size(ctx, args, bytes) : moe_pack_weights_fp16(ctx, args);
-  }
-}
-
 static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
   moe_pack_weights_args args = {.layout = q->parts == 1            ? MOE_PACK_DOWN
                                           : l->p.o.layer.skip_gate ? MOE_PACK_UP
@@ -93,11 +68,11 @@ static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized 
                                 .rows = q->K,
                                 .columns = q->columns,
                                 .quantized = &q->weight};
-  assert_int_equal(pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
+  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
   args.packed = aligned_alloc(64, (*bytes + 63) / 64 * 64);
   args.packed_bytes = *bytes;
   assert_non_null(args.packed);
-  assert_int_equal(pack(ctx, l->p.o.dtype, &args, NULL), MOE_OK);
+  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, NULL), MOE_OK);
   return args.packed;
 }
 
@@ -195,18 +170,19 @@ static void test_mx(void **state) {
     s.gate_up.scales_layout = s.down.scales_layout = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
     const moe_mx_layout layout = s.gate_up.layout;
-    if (!placement_valid(layout, s.gate_up.scales_layout)) continue;
+    if (!mx_placeable(layout, s.gate_up.scales_layout)) continue;
     if ((layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML) && s.down.element != MOE_ELEMENT_E2M1)
       continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
-    if (is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
+    if (mx_is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
     const struct problem_options o = shape(9000 + (uint64_t)i, dtype, H, I);
     check(&o, &s);
   }
 }
 
-/* BLOCK, and scales that multiply sums: powers of two, so that it does not matter when, unless something is subnormal. */
+/* BLOCK, and scales that multiply sums: powers of two, so that it does not matter when, unless something is
+   subnormal. */
 static void test_float_scales(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t blocks[] = {0, 1, 3, 32, 128}, repeats[] = {0, 1, 128};
@@ -221,6 +197,23 @@ static void test_float_scales(void **state) {
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
     if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
     if (dtype == MOE_DTYPE_FP16 && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
+    check(&o, &s);
+  }
+}
+
+/* code*scale is a binary32 product whatever bf16 products do with subnormals: of scales below 2^-126, and where it
+   rounds to 2^-126 from below. */
+static void test_tiny_scales(void **state) {
+  uint64_t rng = 8;
+  (void)state;
+  for (int i = 0; i < 8; i++) {
+    struct storage s = {.packed = i & 1, .tiny = 1 + i / 2 % 2};
+    s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_BLOCK;
+    s.gate_up.element = s.down.element = (moe_element)(i % 3);
+    s.gate_up.block = s.down.block = i < 4 ? 3 : 64;
+    const int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
+    struct problem_options o = shape(9700 + (uint64_t)i, MOE_DTYPE_BF16, H, I);
+    o.save_gate_up = 1, o.checkpoint_dtype = MOE_DTYPE_F32, o.layer.activation = MOE_ACT_IDENTITY;
     check(&o, &s);
   }
 }
@@ -444,7 +437,7 @@ static void test_bad_scales(void **state) {
   layer_close(&l);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the MX specs */
+/* ----------------------------------------------------------------------------------------------------- the MX specs */
 
 static void test_specs(void **state) {
   (void)state;
@@ -518,6 +511,7 @@ int main(void) {
       PER_DTYPE(test_float_scales),
       PER_DTYPE(test_scaled_backward),
       cmocka_unit_test(test_scaled_sums),
+      cmocka_unit_test(test_tiny_scales),
       cmocka_unit_test(test_pairs),
       cmocka_unit_test(test_bad_mx),
       cmocka_unit_test(test_bad_scales),

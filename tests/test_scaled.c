@@ -1,5 +1,5 @@
-/* test_scaled: moe_quantize_scaled and moe_dequantize_scaled, to the bit, against the definition in moe.h written down a second
-   time, element by element; bad input. */
+/* test_scaled: moe_quantize_scaled and moe_dequantize_scaled, to the bit, against the definition in moe.h written down
+   a second time, element by element; bad input. */
 #include "support/test.h"
 
 #include <math.h>

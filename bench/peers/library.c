@@ -37,7 +37,8 @@ bench_layer *peer_make(const int64_t *shape, const char *dtype, int backward) {
   const bench_shape s = {shape[0], shape[1], shape[2], shape[3], shape[4]};
   bench_layer *layer = (bench_layer *)malloc(sizeof *layer);
   if (layer)
-    *layer = bench_make(&peer_context, s, bench_dtype_named(dtype), &bench_weights_plain, 0, 0, backward ? BENCH_TRAINING : BENCH_EXPERTS);
+    *layer = bench_make(&peer_context, s, bench_dtype_named(dtype), &bench_weights_plain, 0, 0,
+                        backward ? BENCH_TRAINING : BENCH_EXPERTS);
   return layer;
 }
 

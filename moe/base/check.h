@@ -1,5 +1,5 @@
-/* Argument checks that every public function shares. A function lists its tensors once, in a table of moe_tensor_; the table
-   is checked for presence, size, alignment and overlap before anything is written. */
+/* Argument checks that every public function shares. A function lists its tensors once, in a table of moe_tensor_; the
+   table is checked for presence, size, alignment and overlap before anything is written. */
 #ifndef MOE_BASE_CHECK_H
 #define MOE_BASE_CHECK_H
 
@@ -66,8 +66,8 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 
-/* The finite test is on bits that the compiler cannot trace back: under -ffast-math comparisons mean little, and clang takes
-   every float that it sees to be finite. */
+/* The finite test is on bits that the compiler cannot trace back: under -ffast-math comparisons mean little, and clang
+   takes every float that it sees to be finite. */
 MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, const float *value) {
   uint32_t bits;
   memcpy(&bits, value, 4);

@@ -24,7 +24,8 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
 
 /* ------------------------------------------------------------------------------------------------------ workspace */
 
-/* A bump allocator. With memory == NULL it only adds up, so that the size asked for and the layout used are one code. */
+/* A bump allocator. With memory == NULL it only adds up, so that the size asked for and the layout used are one
+   code. */
 typedef struct moe_arena_ {
   char *memory;
   int64_t used; /* < 0: overflow */
@@ -87,8 +88,8 @@ MOE_FN void moe_close_workspace_(moe_context *ctx, moe_workspace_ *workspace) {
 
 /* ------------------------------------------------------------------------------------------------------ work items */
 
-/* Memory that will be read soon: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with an
-   index, at index[row] strides; lines lie `pitch` bytes apart; from one or two bases. */
+/* Memory that will be read soon: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with
+   an index, at index[row] strides; lines lie `pitch` bytes apart; from one or two bases. */
 typedef struct moe_ahead_ {
   const char *base[2];
   const int32_t *index;
@@ -112,8 +113,8 @@ typedef struct moe_held_ {
   int64_t first, rows;
 } moe_held_;
 
-/* What a work item is told beside its number. At any moment a lane is on one thread only, so a lane's scratch memory is its
-   own; `held` is what the item before left there, `ahead` what the lane's next item will read first. */
+/* What a work item is told beside its number. At any moment a lane is on one thread only, so a lane's scratch memory is
+   its own; `held` is what the item before left there, `ahead` what the lane's next item will read first. */
 typedef struct moe_turn_ {
   int64_t lane;
   moe_held_ held;
@@ -135,8 +136,8 @@ MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t length) {
   ahead->step = moe_ceil_div_(ahead->index ? ahead->rows : bases * ahead->lines * segments, moe_max_(1, steps));
 }
 
-/* The first line of the walk that is next, or NULL at the end; the walk's lines lie a stride apart. Walks that share rows
-   follow each other. */
+/* The first line of the walk that is next, or NULL at the end; the walk's lines lie a stride apart. Walks that share
+   rows follow each other. */
 MOE_FN const char *moe_ahead_walk_(moe_ahead_ *ahead) {
   const int64_t across = (ahead->base[1] ? 2 : 1) * ahead->lines, row = ahead->at / moe_max_(1, across) * ahead->length;
   if (row >= ahead->rows) return NULL;

@@ -1,5 +1,6 @@
-/* The floating-point environment: every lane works in round-to-nearest with gradual underflow and gives the caller's modes
-   back. moe_flush_* is the mode in which plain fused multiply-adds behave as a bf16 dot product does (numeric contract 1). */
+/* The floating-point environment: every lane works in round-to-nearest with gradual underflow and gives the caller's
+   modes back. moe_flush_* is the mode in which plain fused multiply-adds behave as a bf16 dot product does (numeric
+   contract 1). */
 #ifndef MOE_BASE_FPENV_H
 #define MOE_BASE_FPENV_H
 

@@ -1,4 +1,5 @@
-/* Compiler switches: regions compiled for an instruction set, regions with exact floating point, inlining and unrolling. */
+/* Compiler switches: regions compiled for an instruction set, regions with exact floating point, inlining and
+   unrolling. */
 #ifndef MOE_BASE_TARGET_H
 #define MOE_BASE_TARGET_H
 
@@ -12,9 +13,11 @@
 #define MOE_INLINE static inline __attribute__((always_inline, unused))
 
 /* MOE_EXACT_BEGIN .. END: floating point as written, whatever -ffast-math or -ffp-contract the user compiles with.
-   clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a region. */
+   clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a
+   region. */
 #if defined(__clang__)
-#ifdef __FAST_MATH__ /* its flags reach past the pragmas (selects, sqrt, fma without hardware) unless operations may trap */
+#ifdef __FAST_MATH__ /* its flags reach past the pragmas (selects, sqrt, fma without hardware), but where operations
+                        may trap */
 #define MOE_EXACT_TRAPS MOE_PRAGMA(clang fp exceptions(maytrap))
 #else
 #define MOE_EXACT_TRAPS
@@ -28,9 +31,9 @@
 #define MOE_TARGET_END MOE_PRAGMA(clang attribute pop)
 #define MOE_UNROLL MOE_PRAGMA(clang loop unroll(full))
 #elif defined(__GNUC__)
-#define MOE_EXACT_BEGIN                                                                                                 \
-  MOE_PRAGMA(GCC push_options)                                                                                          \
-  MOE_PRAGMA(GCC optimize("no-fast-math", "no-associative-math", "no-reciprocal-math", "no-finite-math-only",           \
+#define MOE_EXACT_BEGIN                                                                                       \
+  MOE_PRAGMA(GCC push_options)                                                                                \
+  MOE_PRAGMA(GCC optimize("no-fast-math", "no-associative-math", "no-reciprocal-math", "no-finite-math-only", \
                           "signed-zeros", "no-unsafe-math-optimizations", "fp-contract=off"))
 #define MOE_EXACT_END MOE_PRAGMA(GCC pop_options)
 #define MOE_TARGET_BEGIN(features) MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC target(features))
@@ -49,8 +52,8 @@
 #define MOE_ARRANGE_END
 #endif
 
-/* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the pragmas
-   say. It cannot see through this: every product the vocabulary returns has passed it. */
+/* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the
+   pragmas say. It cannot see through this: every product the vocabulary returns has passed it. */
 #if !defined(__clang__)
 #define MOE_OPAQUE(x) ((void)0)
 #elif defined(__x86_64__) || defined(__i386__)

@@ -1,5 +1,5 @@
-/* AVX-512 BF16: the vocabulary is avx512's; this adds the dot product of bf16 pairs. Other new operations stay unused because
-   they flush subnormals where the numeric contract does not. */
+/* AVX-512 BF16: the vocabulary is avx512's; this adds the dot product of bf16 pairs. Other new operations stay unused
+   because they flush subnormals where the numeric contract does not. */
 #ifndef MOE_ISA_AVX512BF16_H
 #define MOE_ISA_AVX512BF16_H
 

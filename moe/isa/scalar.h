@@ -1,4 +1,5 @@
-/* The vocabulary in portable C: vectors of one element. It defines what the other instruction sets must equal, bit for bit.
+/* The vocabulary in portable C: vectors of one element. It defines what the other instruction sets must equal, bit for
+   bit.
 
    Every instruction set provides, with its own suffix:
      MOE_W_<isa>                     elements in a vector
@@ -172,16 +173,17 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
 
 MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
 
-/* ---------------------------------------------------------------------------------------- the bf16 dot product's fma */
+/* --------------------------------------------------------------------------------------- the bf16 dot product's fma */
 
 MOE_INLINE float moe_daz_scalar(float x) {
   uint32_t bits = moe_casti_scalar(x);
   return (bits & 0x7f800000u) == 0 ? moe_castf_scalar(bits & 0x80000000u) : x;
 }
 
-/* fma with subnormal operands taken as zero and subnormal results flushed. A result is subnormal when, rounded to 24 bits
-   with an unbounded exponent, it lies below 2^-126; fmaf has rounded at 2^-149 instead, so a result of exactly 2^-126 may
-   have come from 2^-126 - 2^-150, which must flush. The exact sum decides: a*b is exact in double, TwoSum gives the rest. */
+/* fma with subnormal operands taken as zero and subnormal results flushed. A result is subnormal when, rounded to 24
+   bits with an unbounded exponent, it lies below 2^-126; fmaf has rounded at 2^-149 instead, so a result of exactly
+   2^-126 may have come from 2^-126 - 2^-150, which must flush. The exact sum decides: a*b is exact in double, TwoSum
+   gives the rest. */
 MOE_FN float moe_fma_flush_scalar(float a, float b, float c) {
   a = moe_daz_scalar(a);
   b = moe_daz_scalar(b);

@@ -15,7 +15,8 @@ MOE_INLINE MOE_K(act) MOE_K(sigmoid_unit)(MOE_V(f) x, MOE_V(f) z, MOE_V(f) dz) {
 }
 
 MOE_INLINE MOE_K(act) MOE_K(gelu_tanh)(MOE_V(f) x) {
-  /* (1+tanh v)/2 = s(2v), 2v = x*(c + c*0.044715*x^2), c = 2*sqrt(2/pi). Beyond |x| = 16 s is 0 or 1 and x^2 could overflow. */
+  /* (1+tanh v)/2 = s(2v), 2v = x*(c + c*0.044715*x^2), c = 2*sqrt(2/pi). Beyond |x| = 16 s is 0 or 1 and x^2 could
+     overflow. */
   const float c1 = 0x1.988454p+0f, c3 = 0x1.2444f2p-4f;
   MOE_V(f) b = MOE_V(max)(MOE_V(set1)(-16.0f), MOE_V(min)(MOE_V(set1)(16.0f), x)), u = MOE_V(mul)(b, b);
   MOE_V(f) z = MOE_V(mul)(b, MOE_V(fma)(u, MOE_V(set1)(c3), MOE_V(set1)(c1)));
@@ -36,7 +37,8 @@ MOE_INLINE MOE_K(act) MOE_K(relu)(MOE_V(f) x, int squared) {
   MOE_V(f) zero = MOE_V(set1)(0.0f), positive = MOE_V(max)(zero, x);
   MOE_K(act) r;
   r.f = squared ? MOE_V(mul)(positive, positive) : positive;
-  r.df = squared ? MOE_V(add)(positive, positive) : MOE_V(select)(MOE_V(lt)(zero, x), MOE_V(set1)(1.0f), MOE_V(mul)(zero, positive));
+  r.df = squared ? MOE_V(add)(positive, positive)
+                 : MOE_V(select)(MOE_V(lt)(zero, x), MOE_V(set1)(1.0f), MOE_V(mul)(zero, positive));
   return r;
 }
 

@@ -1,5 +1,5 @@
-/* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY, MOE_TILE_VECTORS,
-   MOE_MATH, MOE_BF16_BY_MODE. */
+/* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
+   MOE_TILE_VECTORS, MOE_MATH, MOE_BF16_BY_MODE. */
 
 #include "math.inl"
 #include "activation.inl"

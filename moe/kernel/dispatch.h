@@ -6,8 +6,8 @@ static atomic_int
     moe_isa_word_; /* 0 = not looked yet, else the instruction set + 1, and whether the user asked for it */
 enum { MOE_ISA_ASKED_ = 256 };
 
-/* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the f32
-   kernels give the same bits in half the time there. */
+/* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the
+   f32 kernels give the same bits in half the time there. */
 MOE_FN int moe_cpu_prefers_fma_(void) {
 #if MOE_X86
   __builtin_cpu_init();

@@ -1,4 +1,5 @@
-/* What each storage format must provide: rows to and from float, and rows packed into f32 panels. Included once per format. */
+/* What each storage format must provide: rows to and from float, and rows packed into f32 panels. Included once per
+   format. */
 
 MOE_FN void MOE_KF(load_row)(float *dst, const void *src, int64_t n) {
   const char *s = (const char *)src;
@@ -60,8 +61,9 @@ MOE_INLINE void MOE_KF(pack_square)(float *panel, const char *src, int64_t strid
     for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(casti)(MOE_VF(load)(src + i * stride));
   } else {
     for (int i = 0; i < MOE_W; i++)
-      square[i] = i >= n ? MOE_V(set1i)(0u)
-                         : MOE_V(casti)(left >= MOE_W ? MOE_VF(load)(src + i * stride) : MOE_VF(loadn)(src + i * stride, left));
+      square[i] =
+          i >= n ? MOE_V(set1i)(0u)
+                 : MOE_V(casti)(left >= MOE_W ? MOE_VF(load)(src + i * stride) : MOE_VF(loadn)(src + i * stride, left));
   }
   MOE_V(transpose)(square);
   for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);

@@ -1,4 +1,5 @@
-/* The gated unit, one row of a panel at a time. Forward: products -> pre-activations -> m. Backward: dm -> dg, du, a*m. */
+/* The gated unit, one row of a panel at a time. Forward: products -> pre-activations -> m. Backward: dm -> dg, du,
+   a*m. */
 
 MOE_INLINE MOE_V(f) MOE_K(clamp)(MOE_V(f) x, int upper_on, float upper, int lower_on, float lower) {
   if (upper_on) x = MOE_V(min)(MOE_V(set1)(upper), x);
@@ -48,13 +49,16 @@ MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row) {
     if (glu->skip_gate) {
       m = a.f;
       MOE_V(f) du = MOE_V(mul)(dm, a.df);
-      MOE_V(store)(row->dup + i, MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower));
+      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+      MOE_V(store)(row->dup + i, du);
     } else {
       const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
       m = MOE_V(mul)(a.f, v);
       MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), a.df), du = MOE_V(mul)(dm, a.f);
-      MOE_V(store)(row->dgate + i, MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower));
-      MOE_V(store)(row->dup + i, MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower));
+      dg = MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+      MOE_V(store)(row->dgate + i, dg);
+      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+      MOE_V(store)(row->dup + i, du);
     }
     MOE_V(store)(row->m + i, MOE_V(mul)(m, scale));
     MOE_V(f) sum = MOE_V(load)(lanes + i % MOE_LANES);

@@ -1,5 +1,5 @@
-/* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. MOE_MATH: inlined into
-   loops of vectors; for vectors of one, calls, which compile faster. */
+/* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. MOE_MATH: inlined
+   into loops of vectors; for vectors of one, calls, which compile faster. */
 
 /* e^x. x = n*ln2 + r, |r| <= ln2/2; e^r = 1 + r + r^2*q(r); 2^n in two factors so that results may be subnormal. */
 MOE_MATH MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
@@ -41,16 +41,17 @@ MOE_MATH void MOE_K(sigmoid)(MOE_V(f) z, MOE_V(f) *s, MOE_V(f) *complement) {
   *complement = MOE_V(select)(negative, large, small);
 }
 
-/* The normal distribution: *cdf = (1+erf(x/sqrt 2))/2, *pdf = e^(-x^2/2)/sqrt(2 pi). With t = 1/(1+0.33|x|) the upper tail is
-   e^(-x^2/2)*t*P(t); x^2 is split so that the exponential keeps its relative accuracy. */
+/* The normal distribution: *cdf = (1+erf(x/sqrt 2))/2, *pdf = e^(-x^2/2)/sqrt(2 pi). With t = 1/(1+0.33|x|) the upper
+   tail is e^(-x^2/2)*t*P(t); x^2 is split so that the exponential keeps its relative accuracy. */
 MOE_MATH void MOE_K(normal)(MOE_V(f) x, MOE_V(f) *cdf, MOE_V(f) *pdf) {
   MOE_V(f) one = MOE_V(set1)(1.0f), a = MOE_V(min)(MOE_V(set1)(20.0f), MOE_K(abs)(x));
   MOE_V(f) square = MOE_V(mul)(a, a), low = MOE_V(fma)(a, a, MOE_V(sub)(MOE_V(set1)(0.0f), square));
   MOE_V(f) e = MOE_K(exp)(MOE_V(mul)(square, MOE_V(set1)(-0.5f)));
   e = MOE_V(fma)(MOE_V(mul)(low, MOE_V(set1)(-0.5f)), e, e);
   MOE_V(f) t = MOE_V(div)(one, MOE_V(fma)(a, MOE_V(set1)(0.33f), one));
-  static const float coefficient[11] = {0x1.277e86p-6f, -0x1.d506fep-4f, 0x1.2e4fcap-2f, -0x1.80417ap-2f, 0x1.d4be00p-3f, -0x1.9af214p-4f,
-                                        0x1.5c22d6p-4f, 0x1.4da1e0p-4f,  0x1.e46da8p-4f, 0x1.0d789ap-3f,  0x1.0da04ep-3f};
+  static const float coefficient[11] = {0x1.277e86p-6f, -0x1.d506fep-4f, 0x1.2e4fcap-2f, -0x1.80417ap-2f,
+                                        0x1.d4be00p-3f, -0x1.9af214p-4f, 0x1.5c22d6p-4f, 0x1.4da1e0p-4f,
+                                        0x1.e46da8p-4f, 0x1.0d789ap-3f,  0x1.0da04ep-3f};
   MOE_V(f) p = MOE_V(set1)(coefficient[0]);
   MOE_UNROLL
   for (int i = 1; i < 11; i++) p = MOE_V(fma)(p, t, MOE_V(set1)(coefficient[i]));

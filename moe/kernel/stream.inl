@@ -1,8 +1,8 @@
-/* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied with
-   all rows, whose sums wait in cache. Included once per format. */
+/* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
+   with all rows, whose sums wait in cache. Included once per format. */
 
-/* n columns, at most two vectors, over k rows, the first of them at `src`: MOE_TILE_VECTORS pairs, or with `pairs` = 1 what
-   is left. */
+/* n columns, at most two vectors, over k rows, the first of them at `src`: MOE_TILE_VECTORS pairs, or with `pairs` = 1
+   what is left. */
 MOE_INLINE void MOE_KF(stream_columns)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
                                        const float *x, float *c) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);

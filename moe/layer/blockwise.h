@@ -166,7 +166,7 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
   return buffer;
 }
 
-/* ------------------------------------------------------------------------------------------------- rounding operands */
+/* ------------------------------------------------------------------------------------------------ rounding operands */
 
 /* Memory for a [T,H] tensor rounded; NULL where it is not. */
 MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_mx_round_ *round) {

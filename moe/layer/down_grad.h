@@ -1,5 +1,6 @@
 /* Stage: back through the down projection and the gated unit. For every expert and panel of intermediate columns,
-   dm = dY*Wd^T, then dg, du, the rounded a*m that the weight gradient wants, bias gradients, and the panel's share of dA. */
+   dm = dY*Wd^T, then dg, du, the rounded a*m that the weight gradient wants, bias gradients, and the panel's share of
+   dA. */
 #ifndef MOE_LAYER_DOWN_GRAD_H
 #define MOE_LAYER_DOWN_GRAD_H
 
@@ -20,7 +21,8 @@ typedef struct moe_down_grad_ {
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
 
-/* One half (0 gate, 1 up) of a row's pre-activation gradients: stored, stored scaled, and added to the bias gradient. */
+/* One half (0 gate, 1 up) of a row's pre-activation gradients: stored, stored scaled, and added to the bias
+   gradient. */
 MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0, int64_t n,
                                 float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;

@@ -225,8 +225,8 @@ MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
   return s->codes + moe_mx_global_row_(s, at) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
 }
 
-/* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of the
-   part's next column. */
+/* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of
+   the part's next column. */
 MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
   if (s->layout == MOE_MX_LAYOUT_GGML) return moe_mx_scale_at_(s, at) + 1;
   return moe_mx_row_codes_(s, at) + at->group * MOE_MX_GROUP_ * s->bits / 8;

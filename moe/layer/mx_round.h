@@ -102,7 +102,8 @@ typedef struct moe_rounded_ {
   moe_dtype dtype; /* of the elements */
 } moe_rounded_;
 
-/* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on it. */
+/* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
+   it. */
 MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
                                 float *panel) {
   const moe_rounded_ *rounded = (const moe_rounded_ *)right->source;

@@ -1,4 +1,5 @@
-/* moe_pack_weights_*: a weight tensor as the panels moe_multiply_ would have packed, behind a header that says which. */
+/* moe_pack_weights_*: a weight tensor as the panels moe_multiply_ would have packed, behind a header that says
+   which. */
 #ifndef MOE_LAYER_PACK_WEIGHTS_H
 #define MOE_LAYER_PACK_WEIGHTS_H
 
@@ -135,8 +136,9 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
   MOE_TRY(moe_pack_check_quantized_(ctx, args));
   const moe_group_ group = moe_group_of_(dtype, args->E);
-  moe_pack_job_ job = {group.kernels,
-                       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
+  moe_pack_job_ job = {
+      group.kernels,
+      moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
   const int64_t size = moe_dtype_bytes_(dtype), need = moe_packed_bytes_(&job.packed);
   const int64_t halves = args->layout <= MOE_PACK_UP ? 2 : 1;
   const moe_role_ plain = args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT;

@@ -1,6 +1,6 @@
-/* The plan of a blockwise call: the routing metadata turned into lists of rows. A row is one (token, expert) pair at work;
-   padding, idle blocks and, without accumulation, overwritten rows have dropped out. Rows are numbered by expert and,
-   within an expert, in block order, so an expert's rows lie together however its blocks are scattered. */
+/* The plan of a blockwise call: the routing metadata turned into lists of rows. A row is one (token, expert) pair at
+   work; padding, idle blocks and, without accumulation, overwritten rows have dropped out. Rows are numbered by expert
+   and, within an expert, in block order, so an expert's rows lie together however its blocks are scattered. */
 #ifndef MOE_LAYER_PLAN_H
 #define MOE_LAYER_PLAN_H
 

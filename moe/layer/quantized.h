@@ -21,7 +21,8 @@ MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E
   return s;
 }
 
-/* `parts`: 2 for gate and up, of which with skip_gate only the second takes part. The weight's options must be right. */
+/* `parts`: 2 for gate and up, of which with skip_gate only the second takes part. The weight's options must be
+   right. */
 MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K, int parts,
                                         int64_t columns, int skip_gate) {
   moe_quantized_ q;
@@ -106,7 +107,7 @@ MOE_FN moe_status moe_quantized_check_scales_(moe_context *ctx, const moe_quanti
   return MOE_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ float scales */
+/* ----------------------------------------------------------------------------------------------------- float scales */
 
 MOE_FN float moe_quantized_scale_(const moe_quantized_ *q, int64_t expert, int64_t part, int64_t column, int64_t k) {
   const moe_mx_side_ *s = &q->side;

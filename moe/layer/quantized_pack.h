@@ -1,10 +1,10 @@
-/* Panels of quantised weights. In the forward a panel's columns are the weight's own and the contraction runs over K; in the
-   backward it runs over the weight's columns, gate before up, and the panel's columns are elements along K. */
+/* Panels of quantised weights. In the forward a panel's columns are the weight's own and the contraction runs over K;
+   in the backward it runs over the weight's columns, gate before up, and the panel's columns are elements along K. */
 #ifndef MOE_LAYER_QUANTIZED_PACK_H
 #define MOE_LAYER_QUANTIZED_PACK_H
 
-/* Columns [col, col+width) of a panel of k rows; `count` columns of a part of a weight, from `column` on, times `elements`
-   along K, from `element` on: one of these numbers is k, the other is the panel's n. */
+/* Columns [col, col+width) of a panel of k rows; `count` columns of a part of a weight, from `column` on, times
+   `elements` along K, from `element` on: one of these numbers is k, the other is the panel's n. */
 typedef struct moe_weight_patch_ {
   const moe_quantized_ *q;
   const moe_kernels *kernels;
@@ -106,7 +106,7 @@ MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
   p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
 }
 
-/* ------------------------------------------------------------------------------------- MX, elements of K side by side */
+/* ----------------------------------------------------------------------------------- MX, elements of K side by side */
 
 /* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
 MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale) {
@@ -149,7 +149,7 @@ MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
     p->kernels->pack_codes_columns[wide](panel, &codes);
 }
 
-/* --------------------------------------------------------------------------------------------------------- float scales */
+/* ----------------------------------------------------------------------------------------------------- float scales */
 
 /* The scales of the patch's row r. */
 MOE_FN void moe_patch_row_scales_(const moe_weight_patch_ *p, int64_t r, float *scale) {
@@ -170,8 +170,10 @@ MOE_FN int moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r) {
   return p->q->weight->scaling == MOE_WEIGHT_STATIC || p->q->weight->scaling == MOE_WEIGHT_STATIC_PER_EXPERT;
 }
 
+/* Products may be under way in a mode that flushes subnormals, which these are not to meet. */
 MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t n, float *panel) {
   const int bf16 = p->q->type == MOE_DTYPE_BF16;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
   float scale[MOE_PANEL];
   for (int64_t r = 0; r < k; r++, panel += MOE_PANEL) {
     if (!moe_patch_same_scales_(p, r)) moe_patch_row_scales_(p, r, scale);
@@ -180,6 +182,7 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
     else
       p->kernels->multiply_row(panel, scale, n);
   }
+  moe_fpenv_leave_(saved);
 }
 
 MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
@@ -205,7 +208,7 @@ MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
     moe_patch_pack_scaled_(p, panel);
 }
 
-/* ------------------------------------------------------------------------------------------------------- as operands */
+/* ------------------------------------------------------------------------------------------------------ as operands */
 
 MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
                                   float *panel) {
@@ -264,7 +267,8 @@ MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int across, moe_right_
   }
 }
 
-/* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all parts. */
+/* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all
+   parts. */
 MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, int across) {
   const int64_t parts = q->side.parts - q->part, columns = q->side.columns;
   moe_right_ right = {0};

@@ -1,5 +1,5 @@
-/* From the router's choice to blocks: a counting sort of the (token, expert) pairs by expert, tokens ascending. Tokens are
-   counted and placed in chunks, one per lane; the order of the result does not depend on how many there are. */
+/* From the router's choice to blocks: a counting sort of the (token, expert) pairs by expert, tokens ascending. Tokens
+   are counted and placed in chunks, one per lane; the order of the result does not depend on how many there are. */
 #ifndef MOE_LAYER_ROUTE_BLOCKS_H
 #define MOE_LAYER_ROUTE_BLOCKS_H
 
@@ -38,7 +38,7 @@ MOE_FN void moe_route_layout_(moe_route_ *route, moe_arena_ *arena) {
   route->kept = (uint64_t *)moe_take_(arena, route->by_weight ? pairs : 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ counting */
+/* --------------------------------------------------------------------------------------------------------- counting */
 
 MOE_FN int64_t moe_route_first_token_(const moe_route_ *route, int64_t chunk) {
   const int64_t share = route->args->T / route->chunks, extra = route->args->T % route->chunks;
@@ -97,7 +97,7 @@ MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
              : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "is too small: this routing needs more blocks");
 }
 
-/* ------------------------------------------------------------------------------------------------------------- writing */
+/* ---------------------------------------------------------------------------------------------------------- writing */
 
 MOE_FN char *moe_route_affinity_(const moe_route_ *route, int64_t t, int64_t e) {
   return (char *)route->args->expert_affinities_masked + (t * route->args->E + e) * moe_dtype_bytes_(route->dtype);
@@ -163,7 +163,7 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_turn_ *turn) {
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- public */
+/* ----------------------------------------------------------------------------------------------------------- public */
 
 MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blocks_args *args) {
   MOE_TRY(moe_check_context_(ctx));

@@ -1,5 +1,5 @@
-/* The router's forward: logits, selection, weights. A work item takes MOE_ROUTER_ROWS_ tokens from the first to the last step,
-   so their logits are still in cache when the experts are selected. */
+/* The router's forward: logits, selection, weights. A work item takes MOE_ROUTER_ROWS_ tokens from the first to the
+   last step, so their logits are still in cache when the experts are selected. */
 #ifndef MOE_LAYER_ROUTER_H
 #define MOE_LAYER_ROUTER_H
 
@@ -47,8 +47,8 @@ MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t l
 
 /* ------------------------------------------------------------------------------------------------------- one token */
 
-/* What the experts are selected by. Fills lane->scores with what moe_router_scores_ needs of all experts; *sum is theirs
-   where they are softmax terms, not yet divided by it. */
+/* What the experts are selected by. Fills lane->scores with what moe_router_scores_ needs of all experts; *sum is
+   theirs where they are softmax terms, not yet divided by it. */
 MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_lane_ *lane, const float *z,
                                        float *sum) {
   const moe_router_topk_args *args = router->args;

@@ -78,8 +78,8 @@ MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_rout
 }
 
 /* lane->dz = d/dz over the scaling factor. With R = sum of s + epsilon, D = sum of dw*s/R (renormalised) or of dw*s:
-     softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is selected,
-                     the second wherever the softmax reaches
+     softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is
+                     selected, the second wherever the softmax reaches
      element by element  dz_j = s'_j*(dw_j - D)/R, or s'_j*dw_j */
 MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_lane_ *lane, const float *z,
                                     int64_t n) {

@@ -1,4 +1,5 @@
-/* The auxiliary losses. They have no workspace: tokens are taken in ranges, experts in columns, that fit on the stack. */
+/* The auxiliary losses. They have no workspace: tokens are taken in ranges, experts in columns, that fit on the
+   stack. */
 #ifndef MOE_LAYER_ROUTER_LOSS_H
 #define MOE_LAYER_ROUTER_LOSS_H
 
@@ -161,7 +162,7 @@ MOE_FN void moe_z_terms_(void *arg, int64_t item, moe_turn_ *turn) {
   }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ common */
+/* ----------------------------------------------------------------------------------------------------------- common */
 
 MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_turn_ *turn) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;

@@ -35,7 +35,8 @@ MOE_INLINE int moe_softmax_over_all_(const moe_router_config *config) {
   return config->score_function == MOE_SCORE_SOFTMAX && config->score_order == MOE_SCORE_BEFORE_TOPK;
 }
 
-/* The largest of n, in chains that do not wait for each other. A NaN may be passed over, as it makes every softmax a NaN. */
+/* The largest of n, in chains that do not wait for each other. A NaN may be passed over, as it makes every softmax a
+   NaN. */
 MOE_FN float moe_largest_(const float *x, int64_t n) {
   float chain[8];
   int64_t at = 0;

@@ -1,5 +1,6 @@
-/* The weights of a blockwise layer as right operands, however they are given: columns of gate and up over H and of down over I
-   in the forward, of down over H (columns along I) and of gate and up over both their I (columns along H) in the backward. */
+/* The weights of a blockwise layer as right operands, however they are given: columns of gate and up over H and of down
+   over I in the forward, of down over H (columns along I) and of gate and up over both their I (columns along H) in the
+   backward. */
 #ifndef MOE_LAYER_WEIGHTS_H
 #define MOE_LAYER_WEIGHTS_H
 

@@ -43,7 +43,8 @@ static inline int ref_scales_output(const moe_layer_config *o) {
 }
 
 /* Whether a clamped value lets its gradient through; limits as the mask compares them. */
-static inline int ref_open(uint32_t clamp, uint32_t upper_bit, uint32_t lower_bit, double value, double upper, double lower) {
+static inline int ref_open(uint32_t clamp, uint32_t upper_bit, uint32_t lower_bit, double value, double upper,
+                           double lower) {
   return !((clamp & upper_bit) && !(value < upper)) && !((clamp & lower_bit) && !(lower < value));
 }
 
@@ -55,7 +56,8 @@ static inline int64_t ref_loss_tokens(const moe_router_loss_args *a) {
 }
 static inline double ref_loss_slots(const moe_router_loss_args *a, int64_t e) { /* n_e */
   int64_t slots = 0;
-  for (int64_t i = 0; i < a->T * a->K; ++i) slots += a->expert_index[i] == e && (!a->token_mask || a->token_mask[i / a->K]);
+  for (int64_t i = 0; i < a->T * a->K; ++i)
+    slots += a->expert_index[i] == e && (!a->token_mask || a->token_mask[i / a->K]);
   return (double)slots;
 }
 

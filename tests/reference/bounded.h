@@ -1,6 +1,6 @@
-/* Numbers with a bound: v is what exact arithmetic gives, and whatever the library's binary32 arithmetic gives lies within
-   v +- e. Every bound is derived from the numeric contract in moe.h; none is chosen. The double arithmetic that v is
-   computed in adds 2^-53 relative per operation: UNIT and SLACK hold room for that. */
+/* Numbers with a bound: v is what exact arithmetic gives, and whatever the library's binary32 arithmetic gives lies
+   within v +- e. Every bound is derived from the numeric contract in moe.h; none is chosen. The double arithmetic that
+   v is computed in adds 2^-53 relative per operation: UNIT and SLACK hold room for that. */
 #ifndef REFERENCE_BOUNDED_H
 #define REFERENCE_BOUNDED_H
 
@@ -14,7 +14,7 @@ typedef struct bounded {
 #define BOUNDED_SLACK 0x1p-50
 #define BOUNDED_UNIT (0x1p-24 + BOUNDED_SLACK) /* binary32 rounds to nearest: relative 2^-24 */
 #define BOUNDED_TINY 0x1p-150                  /* and in its subnormal range absolute 2^-150 */
-#define BOUNDED_NORMAL 0x1p-126                /* what is flushed in the expert products of _bf16 functions is smaller */
+#define BOUNDED_NORMAL 0x1p-126 /* what is flushed in the expert products of _bf16 functions is smaller */
 
 /* n roundings one upon the other: (1+u)^n - 1 <= n*u/(1-n*u) */
 static inline double bounded_gamma(int64_t n) { return (double)n * BOUNDED_UNIT / (1 - (double)n * BOUNDED_UNIT); }
@@ -75,7 +75,8 @@ static inline void bounded_sum_add(bounded_sum *sum, bounded a, bounded b, int f
   sum->v += v;
   sum->magnitude += fabs(v) + e;
   sum->carried += e;
-  if (flush) sum->carried += bounded_flushed(fabs(a.v) - a.e, bounded_top(b)) + bounded_flushed(fabs(b.v) - b.e, bounded_top(a));
+  if (flush)
+    sum->carried += bounded_flushed(fabs(a.v) - a.e, bounded_top(b)) + bounded_flushed(fabs(b.v) - b.e, bounded_top(a));
   sum->terms++;
 }
 
@@ -92,8 +93,8 @@ static inline bounded bounded_sum_depth(const bounded_sum *sum, int64_t depth) {
 /* Contract 1: one chain of fused multiply-adds, the first term rounded once per later term and once itself. */
 static inline bounded bounded_chain(const bounded_sum *sum) { return bounded_sum_depth(sum, sum->terms); }
 
-/* Contract 4, dot products of two rows: 64 elements at a time in 16 chains of 4, added pairwise (4 levels); these segments
-   in order. */
+/* Contract 4, dot products of two rows: 64 elements at a time in 16 chains of 4, added pairwise (4 levels); these
+   segments in order. */
 static inline bounded bounded_row_dot(const bounded_sum *sum) {
   int64_t n = sum->terms, chain = n < 64 ? (n + 15) / 16 : 4;
   return bounded_sum_depth(sum, chain + 4 + (n + 63) / 64);
@@ -120,9 +121,11 @@ static inline bounded bounded_act(const moe_layer_config *o, bounded x) {
   }
 }
 
-/* The derivative at an exact argument: the backward starts from stored numbers, so that a kink is met or not met exactly. */
+/* The derivative at an exact argument: the backward starts from stored numbers, so that a kink is met or not met
+   exactly. */
 static inline bounded bounded_act_grad(const moe_layer_config *o, double x) {
-  int smooth = o->activation != MOE_ACT_IDENTITY && o->activation != MOE_ACT_RELU && o->activation != MOE_ACT_SQUARED_RELU;
+  int smooth =
+      o->activation != MOE_ACT_IDENTITY && o->activation != MOE_ACT_RELU && o->activation != MOE_ACT_SQUARED_RELU;
   return (bounded){act_grad_f64(o, x), smooth ? MOE_ACT_GRAD_ERROR * BOUNDED_UNIT + 0x1p-140 : 0};
 }
 

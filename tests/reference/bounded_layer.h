@@ -1,6 +1,6 @@
-/* The blockwise layer over bounded numbers: the operations of the prototypes' comments in moe.h, each with its rounding.
-   Inputs are exact (what the tensors hold). A clamp moves nothing apart, so that the forward has no kinks; the backward
-   starts from the stored checkpoint, an exact input, so that its masks are met exactly. */
+/* The blockwise layer over bounded numbers: the operations of the prototypes' comments in moe.h, each with its
+   rounding. Inputs are exact (what the tensors hold). A clamp moves nothing apart, so that the forward has no kinks;
+   the backward starts from the stored checkpoint, an exact input, so that its masks are met exactly. */
 #ifndef REFERENCE_BOUNDED_LAYER_H
 #define REFERENCE_BOUNDED_LAYER_H
 
@@ -33,7 +33,8 @@ static inline bounded bounded_operand(const bounded_layer *p, bounded x) {
 
 static inline bounded_rows bounded_row(const bounded_layer *p, const bounded_rows *rows, int64_t b, int64_t r) {
   int64_t row = b * p->l->B + r;
-  return (bounded_rows){rows->g + row * p->l->I, rows->u + row * p->l->I, rows->m + row * p->l->I, rows->d + row * p->l->H};
+  return (bounded_rows){rows->g + row * p->l->I, rows->u + row * p->l->I, rows->m + row * p->l->I,
+                        rows->d + row * p->l->H};
 }
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
@@ -62,8 +63,8 @@ static inline void bounded_row_fwd(const bounded_layer *p, int64_t e, int64_t t,
     if (o->skip_gate) {
       m = bounded_act(o, u);
     } else {
-      g = bounded_clamp(bounded_pre_activation(p, e, t, i, 0), o->clamp & MOE_CLAMP_GATE_UPPER, o->gate_clamp_upper_limit,
-                        o->clamp & MOE_CLAMP_GATE_LOWER, o->gate_clamp_lower_limit);
+      g = bounded_clamp(bounded_pre_activation(p, e, t, i, 0), o->clamp & MOE_CLAMP_GATE_UPPER,
+                        o->gate_clamp_upper_limit, o->clamp & MOE_CLAMP_GATE_LOWER, o->gate_clamp_lower_limit);
       m = bounded_mul(bounded_act(o, g), bounded_add(u, bounded_exact((double)o->up_offset)));
     }
     if (o->affinity_mode == MOE_AFFINITY_ON_I) m = bounded_mul(m, a);
@@ -82,7 +83,8 @@ static inline void bounded_row_fwd(const bounded_layer *p, int64_t e, int64_t t,
 }
 
 /* y [T,H]: zero, then the sum over blocks, to which the caller's old output is added last. */
-static inline void bounded_layer_fwd(const bounded_layer *p, int not_accumulating, const bounded_rows *rows, bounded *y) {
+static inline void bounded_layer_fwd(const bounded_layer *p, int not_accumulating, const bounded_rows *rows,
+                                     bounded *y) {
   const moe_blockwise_layer *l = p->l;
   for (int64_t b = 0; b < l->N; ++b)
     for (int64_t r = 0, e = ref_block_expert(l, b); e >= 0 && r < l->B; ++r) {
@@ -104,7 +106,8 @@ static inline void bounded_layer_fwd(const bounded_layer *p, int not_accumulatin
 /* The limits as the masks compare them: rounded to the checkpoint's type. */
 static inline moe_layer_config bounded_mask_config(const moe_blockwise_layer *l) {
   moe_layer_config o = l->config;
-  float *limits[] = {&o.gate_clamp_upper_limit, &o.gate_clamp_lower_limit, &o.up_clamp_upper_limit, &o.up_clamp_lower_limit};
+  float *limits[] = {&o.gate_clamp_upper_limit, &o.gate_clamp_lower_limit, &o.up_clamp_upper_limit,
+                     &o.up_clamp_lower_limit};
   for (int i = 0; i < 4; ++i) *limits[i] = (float)test_dtype_round(l->checkpoint_dtype, (double)*limits[i]);
   return o;
 }
@@ -132,8 +135,9 @@ static inline bounded_unit bounded_unit_bwd(const moe_layer_config *o, double g,
 }
 
 /* The down projection, and dg, du into unit [I]. g, u [I] and d [H] (or NULL) as stored. */
-static inline void bounded_row_bwd_down(const bounded_layer *p, const moe_layer_config *o, int64_t e, int64_t t, const double *dy,
-                                        const rows_f64 *stored, const bounded_grads *grad, bounded_unit *unit) {
+static inline void bounded_row_bwd_down(const bounded_layer *p, const moe_layer_config *o, int64_t e, int64_t t,
+                                        const double *dy, const rows_f64 *stored, const bounded_grads *grad,
+                                        bounded_unit *unit) {
   const moe_blockwise_layer *l = p->l;
   bounded a = bounded_exact(ref_scales_output(o) ? p->in.affinity[t * l->E + e] : 1);
   bounded_sum by_down = {0}, by_m = {0}, by_bias = {0};
@@ -145,7 +149,8 @@ static inline void bounded_row_bwd_down(const bounded_layer *p, const moe_layer_
     unit[i] = bounded_unit_bwd(o, stored->g[i], stored->u[i], dm);
     bounded_sum_add(&by_m, dm0, unit[i].m, 0);
     bounded am = bounded_operand(p, ref_scales_output(o) ? bounded_mul(a, unit[i].m) : unit[i].m);
-    for (int64_t h = 0; h < l->H; ++h) bounded_sum_weight(&grad->wd[(e * l->I + i) * l->H + h], am, dy[h], bounded_flushes(p));
+    for (int64_t h = 0; h < l->H; ++h)
+      bounded_sum_weight(&grad->wd[(e * l->I + i) * l->H + h], am, dy[h], bounded_flushes(p));
   }
   for (int64_t h = 0; h < l->H; ++h) {
     if (stored->d) bounded_sum_weight(&by_down, bounded_exact(dy[h]), stored->d[h], 0);
@@ -187,8 +192,8 @@ static inline void bounded_row_bwd_gate_up(const bounded_layer *p, int64_t e, in
 }
 
 /* grad += everything. stored: g, u [N,B,I] and d [N,B,H] (or NULL) as the checkpoints hold them. unit: room for [I]. */
-static inline void bounded_layer_bwd(const bounded_layer *p, int not_accumulating, const rows_f64 *stored, const double *dy,
-                                     const bounded_grads *grad, bounded_unit *unit) {
+static inline void bounded_layer_bwd(const bounded_layer *p, int not_accumulating, const rows_f64 *stored,
+                                     const double *dy, const bounded_grads *grad, bounded_unit *unit) {
   const moe_blockwise_layer *l = p->l;
   const moe_layer_config mask = bounded_mask_config(l);
   for (int64_t b = 0; b < l->N; ++b)

@@ -1,5 +1,5 @@
-/* The router and its losses over bounded numbers. Logits and selection are exact inputs (as stored). One token unless said
-   otherwise. */
+/* The router and its losses over bounded numbers. Logits and selection are exact inputs (as stored). One token unless
+   said otherwise. */
 #ifndef REFERENCE_BOUNDED_ROUTER_H
 #define REFERENCE_BOUNDED_ROUTER_H
 
@@ -13,8 +13,12 @@ static inline bounded bounded_function(double v, double moved, int ulps) {
   return (bounded){v, moved + ulps * test_dtype_ulp(MOE_DTYPE_F32, fabs(v) + moved) + fabs(v) * BOUNDED_SLACK};
 }
 
-static inline bounded bounded_exp(bounded x) { return bounded_function(exp(x.v), exp(x.v) * expm1(x.e), BOUNDED_EXP_ULPS); }
-static inline bounded bounded_log(bounded x) { return bounded_function(log(x.v), -log1p(-x.e / x.v), BOUNDED_LOG_ULPS); }
+static inline bounded bounded_exp(bounded x) {
+  return bounded_function(exp(x.v), exp(x.v) * expm1(x.e), BOUNDED_EXP_ULPS);
+}
+static inline bounded bounded_log(bounded x) {
+  return bounded_function(log(x.v), -log1p(-x.e / x.v), BOUNDED_LOG_ULPS);
+}
 static inline bounded bounded_log1p(bounded x) { /* x >= 0: the slope is at most 1 */
   return bounded_function(log1p(x.v), x.e, BOUNDED_LOG_ULPS);
 }
@@ -54,7 +58,8 @@ static inline void bounded_sigmoid(double z, bounded *s, bounded *c) {
   *c = z < 0 ? large : small;
 }
 
-/* Below -18 sqrt(softplus) is computed as e^(z/2) and its derivative as half of that: both are off by less than e^z, relative. */
+/* Below -18 sqrt(softplus) is computed as e^(z/2) and its derivative as half of that: both are off by less than e^z,
+   relative. */
 static inline int bounded_far(double z) { return z < -18; }
 static inline bounded bounded_far_root(double z) {
   bounded root = bounded_exp(bounded_exact(z / 2));
@@ -82,8 +87,8 @@ static inline bounded bounded_score_grad(moe_score_function function, double z) 
   return bounded_div(s, twice);
 }
 
-static inline void bounded_scores(const moe_router_config *o, int64_t E, int64_t K, const double *z, const int32_t *index,
-                                  bounded *s) {
+static inline void bounded_scores(const moe_router_config *o, int64_t E, int64_t K, const double *z,
+                                  const int32_t *index, bounded *s) {
   if (o->score_function == MOE_SCORE_SOFTMAX) {
     bounded_softmax(E, K, z, o->score_order == MOE_SCORE_AFTER_TOPK ? index : NULL, s);
     return;
@@ -94,7 +99,8 @@ static inline void bounded_scores(const moe_router_config *o, int64_t E, int64_t
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
 /* The divisor of the K weights, 1 without renormalisation. w [K]: room. */
-static inline bounded bounded_divisor(const moe_router_config *o, int64_t K, const int32_t *index, const bounded *s, bounded *w) {
+static inline bounded bounded_divisor(const moe_router_config *o, int64_t K, const int32_t *index, const bounded *s,
+                                      bounded *w) {
   if (!o->renormalize) return bounded_exact(1);
   for (int64_t k = 0; k < K; ++k) w[k] = index[k] < 0 ? bounded_exact(0) : s[index[k]];
   bounded sum = bounded_total(K, w);
@@ -115,16 +121,18 @@ static inline void bounded_router_weights(const moe_router_config *o, int64_t E,
 }
 
 /* dz [E] from dw [K]. With R = sum of s + epsilon, w = s/R or s, D = sum of w*dw: a selected j gets w_j*(dw_j - D), or
-   w_j*dw_j, or for scores taken one by one s'_j instead of s_j; a softmax takes s_j*D*epsilon/R, or s_j*D, from all it reaches.
-   s: room for [E], w for [K]. */
+   w_j*dw_j, or for scores taken one by one s'_j instead of s_j; a softmax takes s_j*D*epsilon/R, or s_j*D, from all it
+   reaches. s: room for [E], w for [K]. */
 static inline void bounded_router_weights_bwd(const moe_router_config *o, int64_t E, int64_t K, const double *z,
-                                              const int32_t *index, const double *dw, bounded *s, bounded *w, bounded *dz) {
+                                              const int32_t *index, const double *dw, bounded *s, bounded *w,
+                                              bounded *dz) {
   int softmax = o->score_function == MOE_SCORE_SOFTMAX;
   bounded_scores(o, E, K, z, index, s);
   bounded divisor = bounded_divisor(o, K, index, s, w), factor = bounded_exact(router_factor_f64(o));
   bounded_sum dot = {0};
   for (int64_t k = 0; k < K; ++k)
-    if (index[k] >= 0) bounded_sum_weight(&dot, o->renormalize ? bounded_div(s[index[k]], divisor) : s[index[k]], dw[k], 0);
+    if (index[k] >= 0)
+      bounded_sum_weight(&dot, o->renormalize ? bounded_div(s[index[k]], divisor) : s[index[k]], dw[k], 0);
   bounded mean = bounded_sum_depth(&dot, dot.terms), lost = mean;
   if (o->renormalize) lost = bounded_mul(mean, bounded_div(bounded_exact((double)o->renormalize_epsilon), divisor));
   for (int64_t e = 0; e < E; ++e) {
@@ -134,7 +142,8 @@ static inline void bounded_router_weights_bwd(const moe_router_config *o, int64_
   }
   for (int64_t k = 0; k < K; ++k) {
     if (index[k] < 0) continue;
-    bounded own = softmax ? s[index[k]] : bounded_score_grad(o->score_function, z[index[k]]), gain = bounded_exact(dw[k]);
+    bounded own = softmax ? s[index[k]] : bounded_score_grad(o->score_function, z[index[k]]),
+            gain = bounded_exact(dw[k]);
     if (o->renormalize) own = bounded_div(own, divisor), gain = bounded_sub(gain, mean);
     dz[index[k]] = bounded_add(dz[index[k]], bounded_mul(own, gain));
   }
@@ -144,7 +153,8 @@ static inline void bounded_router_weights_bwd(const moe_router_config *o, int64_
 /* ----------------------------------------------------------------------------------------------------------- losses */
 
 /* Over all tokens: z [T,E]; dz [T,E] becomes the gradient; p: room for [E]. The result is the loss. */
-static inline bounded bounded_load_balance_loss(const moe_router_loss_args *a, const double *z, bounded *p, bounded *dz) {
+static inline bounded bounded_load_balance_loss(const moe_router_loss_args *a, const double *z, bounded *p,
+                                                bounded *dz) {
   bounded tokens = bounded_exact((double)ref_loss_tokens(a)), loss = bounded_exact(0);
   if (tokens.v == 0) return loss;
   bounded slots = bounded_mul(bounded_mul(bounded_exact((double)a->K), tokens), tokens);
@@ -174,7 +184,8 @@ static inline bounded bounded_load_balance_loss(const moe_router_loss_args *a, c
 
 /* As above. */
 static inline bounded bounded_z_loss(const moe_router_loss_args *a, const double *z, bounded *p, bounded *dz) {
-  bounded tokens = bounded_exact((double)ref_loss_tokens(a)), c = bounded_exact((double)a->coefficient), loss = bounded_exact(0);
+  bounded tokens = bounded_exact((double)ref_loss_tokens(a)), c = bounded_exact((double)a->coefficient),
+          loss = bounded_exact(0);
   for (int64_t t = 0; t < a->T; ++t) {
     const double *row = z + t * a->E;
     if (a->token_mask && !a->token_mask[t]) continue;

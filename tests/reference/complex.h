@@ -1,4 +1,5 @@
-/* The reference over the complex numbers, for derivatives by complex step: f'(x) = Im f(x + ih) / h. Names end in _c64. */
+/* The reference over the complex numbers, for derivatives by complex step: f'(x) = Im f(x + ih) / h. Names end in
+   _c64. */
 #ifndef REFERENCE_COMPLEX_H
 #define REFERENCE_COMPLEX_H
 
@@ -20,7 +21,9 @@ static inline double complex ref_erf_c64(double complex z) {
   double x = creal(z);
   return ref_complex(erf(x), cimag(z) * 2 / sqrt(REF_PI) * exp(-x * x));
 }
-static inline double complex ref_log1p_c64(double complex z) { return ref_complex(log1p(creal(z)), cimag(z) / (1 + creal(z))); }
+static inline double complex ref_log1p_c64(double complex z) {
+  return ref_complex(log1p(creal(z)), cimag(z) / (1 + creal(z)));
+}
 
 #define REAL double complex
 #define REF(name) name##_c64

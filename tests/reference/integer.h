@@ -19,7 +19,8 @@ static inline int64_t ref_round_i64(int64_t v, int digits) {
   int shift = 0;
   while (magnitude >> shift >> digits) ++shift;
   if (shift) {
-    uint64_t kept = magnitude >> shift, rest = magnitude & ((UINT64_C(1) << shift) - 1), half = UINT64_C(1) << (shift - 1);
+    uint64_t kept = magnitude >> shift, rest = magnitude & ((UINT64_C(1) << shift) - 1),
+             half = UINT64_C(1) << (shift - 1);
     kept += rest > half || (rest == half && (kept & 1));
     magnitude = kept << shift;
   }

@@ -32,7 +32,8 @@ static inline REAL REF(intermediate)(const moe_layer_config *o, REAL g, REAL u) 
   return o->skip_gate ? REF(act)(o, u) : REF(act)(o, g) * (u + (REAL)o->up_offset);
 }
 
-static inline void REF(row_fwd)(const moe_blockwise_layer *l, const REF(tensors) *p, int64_t e, int64_t t, const REF(rows) *row) {
+static inline void REF(row_fwd)(const moe_blockwise_layer *l, const REF(tensors) *p, int64_t e, int64_t t,
+                                const REF(rows) *row) {
   const moe_layer_config *o = &l->config;
   int64_t H = l->H, I = l->I;
   REAL a = ref_scales_input(o) ? p->affinity[t * l->E + e] : 1;
@@ -43,8 +44,8 @@ static inline void REF(row_fwd)(const moe_blockwise_layer *l, const REF(tensors)
       u += a * p->x[t * H + h] * p->wgu[((e * H + h) * 2 + 1) * I + i];
     }
     if (p->bgu) g += p->bgu[(e * 2 + 0) * I + i], u += p->bgu[(e * 2 + 1) * I + i];
-    row->g[i] = REF(clamp)(g, o->clamp & MOE_CLAMP_GATE_UPPER, o->gate_clamp_upper_limit, o->clamp & MOE_CLAMP_GATE_LOWER,
-                           o->gate_clamp_lower_limit);
+    row->g[i] = REF(clamp)(g, o->clamp & MOE_CLAMP_GATE_UPPER, o->gate_clamp_upper_limit,
+                           o->clamp & MOE_CLAMP_GATE_LOWER, o->gate_clamp_lower_limit);
     row->u[i] = REF(clamp)(u, o->clamp & MOE_CLAMP_UP_UPPER, o->up_clamp_upper_limit, o->clamp & MOE_CLAMP_UP_LOWER,
                            o->up_clamp_lower_limit);
     row->m[i] = REF(intermediate)(o, row->g[i], row->u[i]);
@@ -76,15 +77,17 @@ static inline void REF(layer_fwd)(const moe_blockwise_layer *l, int not_accumula
 static inline void REF(row_bwd_intermediate)(const moe_layer_config *o, REAL g, REAL u, REAL dm, REAL *dg, REAL *du) {
   int gate_open = ref_open(o->clamp, MOE_CLAMP_GATE_UPPER, MOE_CLAMP_GATE_LOWER, (double)REF_PART(g),
                            (double)o->gate_clamp_upper_limit, (double)o->gate_clamp_lower_limit);
-  int up_open = ref_open(o->clamp, MOE_CLAMP_UP_UPPER, MOE_CLAMP_UP_LOWER, (double)REF_PART(u), (double)o->up_clamp_upper_limit,
-                         (double)o->up_clamp_lower_limit);
+  int up_open = ref_open(o->clamp, MOE_CLAMP_UP_UPPER, MOE_CLAMP_UP_LOWER, (double)REF_PART(u),
+                         (double)o->up_clamp_upper_limit, (double)o->up_clamp_lower_limit);
   *dg = gate_open && !o->skip_gate ? dm * (u + (REAL)o->up_offset) * REF(act_grad)(o, g) : 0;
   *du = !up_open ? 0 : o->skip_gate ? dm * REF(act_grad)(o, u) : dm * REF(act)(o, g);
 }
 
-/* From dY back to dm = row_grad->m, dg, du, and everything of the down projection. d may be NULL: dA is then had from m. */
-static inline void REF(row_bwd_down)(const moe_blockwise_layer *l, const REF(tensors) *p, int64_t e, int64_t t, const REAL *dy,
-                                     const REF(rows) *row, const REF(tensors) *grad, const REF(rows) *row_grad) {
+/* From dY back to dm = row_grad->m, dg, du, and everything of the down projection. d may be NULL: dA is then had from
+   m. */
+static inline void REF(row_bwd_down)(const moe_blockwise_layer *l, const REF(tensors) *p, int64_t e, int64_t t,
+                                     const REAL *dy, const REF(rows) *row, const REF(tensors) *grad,
+                                     const REF(rows) *row_grad) {
   const moe_layer_config *o = &l->config;
   int64_t H = l->H, I = l->I;
   REAL a = ref_scales_output(o) ? p->affinity[t * l->E + e] : 1, da = 0;
@@ -130,7 +133,8 @@ static inline void REF(row_bwd_gate_up)(const moe_blockwise_layer *l, const REF(
 /* grad += the layer's gradients for dy [T,H], given the rows of the forward (m is not read; d may be NULL).
    grad_rows: the gradients of g, u and m, [N,B,I]. */
 static inline void REF(layer_bwd)(const moe_blockwise_layer *l, int not_accumulating, const REF(tensors) *p,
-                                  const REF(rows) *rows, const REAL *dy, const REF(tensors) *grad, const REF(rows) *grad_rows) {
+                                  const REF(rows) *rows, const REAL *dy, const REF(tensors) *grad,
+                                  const REF(rows) *grad_rows) {
   for (int64_t b = 0; b < l->N; ++b)
     for (int64_t r = 0, e = ref_block_expert(l, b); e >= 0 && r < l->B; ++r) {
       int64_t t = ref_row_token(l, b, r);

@@ -38,7 +38,8 @@ static inline REAL REF(score_grad)(moe_score_function function, REAL z) {
 }
 
 /* s [E], as the configuration says; only the selected entries matter. */
-static inline void REF(scores)(const moe_router_config *o, int64_t E, int64_t K, const REAL *z, const int32_t *index, REAL *s) {
+static inline void REF(scores)(const moe_router_config *o, int64_t E, int64_t K, const REAL *z, const int32_t *index,
+                               REAL *s) {
   if (o->score_function == MOE_SCORE_SOFTMAX) {
     REF(softmax)(E, K, z, o->score_order == MOE_SCORE_AFTER_TOPK ? index : NULL, s);
     return;
@@ -47,8 +48,8 @@ static inline void REF(scores)(const moe_router_config *o, int64_t E, int64_t K,
 }
 
 /* w [K] for the selection index [K]; s: room for [E]. */
-static inline void REF(router_weights)(const moe_router_config *o, int64_t E, int64_t K, const REAL *z, const int32_t *index,
-                                       REAL *s, REAL *w) {
+static inline void REF(router_weights)(const moe_router_config *o, int64_t E, int64_t K, const REAL *z,
+                                       const int32_t *index, REAL *s, REAL *w) {
   REAL sum = 0;
   REF(scores)(o, E, K, z, index, s);
   for (int64_t k = 0; k < K; ++k) sum += w[k] = index[k] < 0 ? 0 : s[index[k]];
@@ -102,7 +103,8 @@ static inline REAL REF(load_balance_loss)(const moe_router_loss_args *a, const R
     for (int64_t e = 0; e < a->E; ++e) dot += scale * ref_loss_slots(a, e) * p[e];
     loss += dot;
     if (!dz) continue;
-    for (int64_t e = 0; e < a->E && a->score_function != MOE_SCORE_SOFTMAX; ++e) sum += REF(score)(a->score_function, row[e]);
+    for (int64_t e = 0; e < a->E && a->score_function != MOE_SCORE_SOFTMAX; ++e)
+      sum += REF(score)(a->score_function, row[e]);
     for (int64_t e = 0; e < a->E; ++e) {
       REAL dp = scale * ref_loss_slots(a, e) - dot;
       int softmax = a->score_function == MOE_SCORE_SOFTMAX;

@@ -1,5 +1,5 @@
-/* A random layer problem: shape, options, routing into blocks and every tensor of the forward and the backward. The caller
-   fills the tensors; test_case_forward and test_case_backward call the library. */
+/* A random layer problem: shape, options, routing into blocks and every tensor of the forward and the backward. The
+   caller fills the tensors; test_case_forward and test_case_backward call the library. */
 #ifndef TEST_CASES_H
 #define TEST_CASES_H
 
@@ -56,17 +56,21 @@ static inline const char *test_case_describe(const test_case *c, moe_isa isa, in
   const moe_blockwise_layer *l = &c->layer;
   const moe_layer_config *o = &l->config;
   snprintf(text, 768,
-           "case seed 0x%" PRIx64 " dtype %s isa %s threads %d | T %" PRId64 " H %" PRId64 " I %" PRId64 " E %" PRId64 " K %" PRId64
-           " N %" PRId64 " B %" PRId64 " | act %s alpha %g up_offset %g skip_gate %d clamp %u [%g %g %g %g] affinity_mode %d | "
+           "case seed 0x%" PRIx64 " dtype %s isa %s threads %d | T %" PRId64 " H %" PRId64 " I %" PRId64 " E %" PRId64
+           " K %" PRId64 " N %" PRId64 " B %" PRId64
+           " | act %s alpha %g up_offset %g skip_gate %d clamp %u [%g %g %g %g] affinity_mode %d | "
            "bias %d%d conditions %d skip_token %d affinity %s checkpoint %s weight_grad %s not_accumulating %d "
-           "accumulate_output %d accumulate 0x%x omit 0x%x down_checkpoint %d affinity_option %d recompute %d schedule %d spec %d",
+           "accumulate_output %d accumulate 0x%x omit 0x%x down_checkpoint %d affinity_option %d recompute %d schedule "
+           "%d spec %d",
            c->seed, test_dtype_name(c->dtype), moe_isa_name(isa), threads, l->T, l->H, l->I, l->E, c->K, l->N, l->B,
-           test_activation_name(o->activation), (double)o->alpha, (double)o->up_offset, o->skip_gate, (unsigned)o->clamp,
-           (double)o->gate_clamp_upper_limit, (double)o->gate_clamp_lower_limit, (double)o->up_clamp_upper_limit,
-           (double)o->up_clamp_lower_limit, (int)o->affinity_mode, l->gate_and_up_proj_bias != NULL, l->down_proj_bias != NULL,
-           l->conditions != NULL, l->skip_token, test_dtype_name(l->affinity_dtype), test_dtype_name(l->checkpoint_dtype),
+           test_activation_name(o->activation), (double)o->alpha, (double)o->up_offset, o->skip_gate,
+           (unsigned)o->clamp, (double)o->gate_clamp_upper_limit, (double)o->gate_clamp_lower_limit,
+           (double)o->up_clamp_upper_limit, (double)o->up_clamp_lower_limit, (int)o->affinity_mode,
+           l->gate_and_up_proj_bias != NULL, l->down_proj_bias != NULL, l->conditions != NULL, l->skip_token,
+           test_dtype_name(l->affinity_dtype), test_dtype_name(l->checkpoint_dtype),
            test_dtype_name(c->weight_grad_dtype), c->not_accumulating, c->accumulate_output, (unsigned)c->accumulate,
-           (unsigned)c->omit, c->keep_down_checkpoint, (int)c->affinity_option, c->recompute, (int)c->schedule, (int)c->spec);
+           (unsigned)c->omit, c->keep_down_checkpoint, (int)c->affinity_option, c->recompute, (int)c->schedule,
+           (int)c->spec);
   return text;
 }
 
@@ -151,7 +155,8 @@ static inline void test_route_case(test_case *c) {
     for (int64_t i = 0; i <= l->N; ++i) c->conditions[i] = i < l->N && !test_with(&c->rng, 0.15);
     l->conditions = c->conditions;
   }
-  c->spec = c->dropping ? MOE_CTE_SHARD_ON_I_DROPPING : (moe_cte_spec)test_random_range(&c->rng, 0, l->conditions ? 2 : 1);
+  c->spec =
+      c->dropping ? MOE_CTE_SHARD_ON_I_DROPPING : (moe_cte_spec)test_random_range(&c->rng, 0, l->conditions ? 2 : 1);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- options */
@@ -166,7 +171,8 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   uint64_t *rng = &c->rng;
   moe_blockwise_layer *l = &c->layer;
   c->dtype = dtype;
-  l->T = test_random_range(rng, 1, most->T), l->H = test_random_range(rng, 1, most->H), l->I = test_random_range(rng, 1, most->I);
+  l->T = test_random_range(rng, 1, most->T), l->H = test_random_range(rng, 1, most->H),
+  l->I = test_random_range(rng, 1, most->I);
   l->E = test_random_range(rng, 1, most->E), l->B = test_random_range(rng, 1, most->B);
   c->K = test_random_range(rng, 1, most->K < l->E ? most->K : l->E);
   c->dropping = test_with(rng, 0.12);
@@ -236,7 +242,8 @@ static inline void test_case_allocate(test_case *c) {
 }
 
 static inline void test_case_free(test_case *c) {
-  test_tensor *single[] = {&c->x, &c->affinity, &c->wgu, &c->wd, &c->bgu, &c->bd, &c->dy, &c->y, &c->y_start, &c->gate_up, &c->down};
+  test_tensor *single[] = {&c->x,  &c->affinity, &c->wgu,     &c->wd,      &c->bgu, &c->bd,
+                           &c->dy, &c->y,        &c->y_start, &c->gate_up, &c->down};
   for (size_t i = 0; i < sizeof single / sizeof *single; ++i) test_tensor_free(single[i]);
   for (int i = 0; i < TEST_GRADIENTS; ++i) test_tensor_free(&c->grad[i]), test_tensor_free(&c->grad_start[i]);
   free(c->chosen), free(c->ids), free(c->experts), free(c->conditions);
@@ -250,9 +257,13 @@ static inline void test_release(void *user, void *memory, size_t bytes) { (void)
 
 /* Outputs start from y_start and grad_start. */
 static inline moe_status test_case_forward(test_case *c, moe_context *ctx) {
-  moe_blockwise_mm_fwd_args args = {.layer = c->layer, .spec = c->spec, .not_accumulating = c->not_accumulating,
-                                    .accumulate_output = c->accumulate_output, .gate_up_activations_T = c->gate_up.data,
-                                    .down_activations = c->keep_down_checkpoint ? c->down.data : NULL, .output = c->y.data};
+  moe_blockwise_mm_fwd_args args = {.layer = c->layer,
+                                    .spec = c->spec,
+                                    .not_accumulating = c->not_accumulating,
+                                    .accumulate_output = c->accumulate_output,
+                                    .gate_up_activations_T = c->gate_up.data,
+                                    .down_activations = c->keep_down_checkpoint ? c->down.data : NULL,
+                                    .output = c->y.data};
   test_tensor_copy(&c->y, &c->y_start);
   switch (c->dtype) {
 #define TEST_CALL_(name, type, NAME) \

@@ -42,7 +42,9 @@ static inline const char *test_dtype_name(moe_dtype dtype) {
 }
 
 /* Significant bits, and the exponent of the last bit of a subnormal. */
-static inline int test_dtype_digits(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 ? 24 : dtype == MOE_DTYPE_BF16 ? 8 : 11; }
+static inline int test_dtype_digits(moe_dtype dtype) {
+  return dtype == MOE_DTYPE_F32 ? 24 : dtype == MOE_DTYPE_BF16 ? 8 : 11;
+}
 static inline int test_dtype_tiny(moe_dtype dtype) {
   return dtype == MOE_DTYPE_F32 ? -149 : dtype == MOE_DTYPE_BF16 ? -133 : -24;
 }
@@ -93,13 +95,15 @@ typedef struct test_tensor {
   void *data; /* exactly count elements */
 } test_tensor;
 
-static inline size_t test_tensor_bytes(const test_tensor *tensor) { return (size_t)tensor->count * moe_dtype_size(tensor->dtype); }
+static inline size_t test_tensor_bytes(const test_tensor *tensor) {
+  return (size_t)tensor->count * moe_dtype_size(tensor->dtype);
+}
 
 static inline test_tensor test_tensor_new(moe_dtype dtype, int64_t count) {
   test_tensor tensor = {dtype, count, NULL};
   tensor.data = malloc(test_tensor_bytes(&tensor) + (count == 0));
   if (!tensor.data) abort();
-  memset(tensor.data, 0x5a, test_tensor_bytes(&tensor)); /* a finite value in every format that nobody stores by accident */
+  memset(tensor.data, 0x5a, test_tensor_bytes(&tensor)); /* finite in every format, and nobody stores it by chance */
   return tensor;
 }
 

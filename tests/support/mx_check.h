@@ -5,6 +5,26 @@
 #include "mx_oracle.h"
 #include "random.h"
 
+/* Whether two NKI layouts group the same elements, by their definitions. */
+static inline int mx_same_groups(const moe_mx_layout_args *a) {
+  int64_t *x = (int64_t *)malloc((size_t)a->K * 2 * sizeof *x), *y = x + a->K;
+  if (x == NULL) abort();
+  mx_order(a->from, a->parts, a->K, x), mx_order(a->to, a->parts, a->K, y);
+  const int same = memcmp(x, y, (size_t)a->K * sizeof *x) == 0;
+  free(x);
+  return same;
+}
+
+/* Whether there is such a conversion, if every field is a value of its type and K is not too long to look at. */
+static inline int mx_convertible(const moe_mx_layout_args *a) {
+  const int plain =
+      a->from == MOE_MX_LAYOUT_PLAIN ? mx_is_nki(a->to) : a->to == MOE_MX_LAYOUT_PLAIN && mx_is_nki(a->from);
+  if (!mx_storable(a->from, a->scales_from, a->element_bits, a->parts, a->K)) return 0;
+  if (!mx_storable(a->to, a->scales_to, a->element_bits, a->parts, a->K)) return 0;
+  if (a->logical_order && !plain) return 0;
+  return !mx_is_nki(a->from) || !mx_is_nki(a->to) || mx_same_groups(a);
+}
+
 static inline mx_tensor mx_tensor_new(const moe_mx_layout_args *a) {
   mx_tensor t = {a->E, a->K, a->parts, a->columns, a->element_bits, NULL, NULL};
   const int64_t rows = a->E * a->parts * a->columns;
@@ -18,7 +38,8 @@ static inline void mx_tensor_free(mx_tensor *t) { free(t->code), free(t->scale);
 
 static inline void mx_tensor_fill(mx_tensor *t, uint64_t *rng, int random) {
   const int64_t rows = t->E * t->parts * t->columns;
-  for (int64_t i = 0; i < rows * t->K; i++) t->code[i] = (uint8_t)((random ? test_random(rng) : 255) & ((1u << t->bits) - 1u));
+  for (int64_t i = 0; i < rows * t->K; i++)
+    t->code[i] = (uint8_t)((random ? test_random(rng) : 255) & ((1u << t->bits) - 1u));
   for (int64_t i = 0; i < rows * ((t->K + 31) / 32); i++) t->scale[i] = (uint8_t)(random ? test_random(rng) : 255);
 }
 
@@ -66,14 +87,17 @@ static inline const char *mx_check(moe_context *ctx, const moe_mx_layout_args *s
   mx_tensor t = mx_tensor_new(&a), ones = mx_tensor_new(&a);
   mx_tensor_fill(&t, &seed, 1), mx_tensor_fill(&ones, &seed, 0);
   mx_tensor logical = mx_tensor_logical(&a, &t);
-  mx_bytes codes_in = mx_codes(a.from == MOE_MX_LAYOUT_PLAIN ? &logical : &t, a.from), scales_in = mx_scales(&t, a.from, a.scales_from);
+  mx_bytes codes_in = mx_codes(a.from == MOE_MX_LAYOUT_PLAIN ? &logical : &t, a.from),
+           scales_in = mx_scales(&t, a.from, a.scales_from);
   mx_bytes codes_ones = mx_codes(&ones, a.from), scales_ones = mx_scales(&ones, a.from, a.scales_from);
-  const mx_bytes codes_want = mx_codes(a.to == MOE_MX_LAYOUT_PLAIN ? &logical : &t, a.to), scales_want = mx_scales(&t, a.to, a.scales_to);
+  const mx_bytes codes_want = mx_codes(a.to == MOE_MX_LAYOUT_PLAIN ? &logical : &t, a.to),
+                 scales_want = mx_scales(&t, a.to, a.scales_to);
   mx_spoil(&codes_in, &codes_ones, &seed), mx_spoil(&scales_in, &scales_ones, &seed);
   uint8_t *in = mx_buffer_of(&codes_in), *in_scales = mx_buffer_of(&scales_in);
   if (moe_mx_layout_size(ctx, &a, &a.bytes) != MOE_OK) wrong = "moe_mx_layout_size failed";
   else if (a.bytes.codes_in != codes_in.count || a.bytes.scales_in != scales_in.count) wrong = "sizes of the input";
-  else if (a.bytes.codes_out != codes_want.count || a.bytes.scales_out != scales_want.count) wrong = "sizes of the output";
+  else if (a.bytes.codes_out != codes_want.count || a.bytes.scales_out != scales_want.count)
+    wrong = "sizes of the output";
   for (int fill = 0x5a; fill <= 0xa5 && !wrong; fill += 0xa5 - 0x5a) {
     uint8_t *out = mx_buffer(codes_want.count, fill), *out_scales = mx_buffer(scales_want.count, fill);
     a.codes_in = in, a.scales_in = in_scales, a.codes_out = out, a.scales_out = out_scales;

@@ -1,5 +1,6 @@
-/* mx_oracle.h: the layouts of moe_mx_layout written down a second time, from their definitions: each walks its own axes in
-   storage order, appends one byte after the other, and asks a table [E,parts,columns,K] of codes what to put there. */
+/* mx_oracle.h: the layouts of moe_mx_layout written down a second time, from their definitions: each walks its own axes
+   in storage order, appends one byte after the other, and asks a table [E,parts,columns,K] of codes what to put
+   there. */
 #ifndef MOE_TEST_MX_ORACLE_H
 #define MOE_TEST_MX_ORACLE_H
 
@@ -52,6 +53,29 @@ static inline void mx_append_word(mx_bytes *b, const mx_tensor *t, int64_t e, in
   else mx_append(b, &word, sizeof word);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ rules */
+
+static inline int mx_is_x4(moe_mx_layout l) {
+  return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4;
+}
+static inline int mx_is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
+static inline int mx_is_nki(moe_mx_layout l) { return !mx_is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
+
+/* Whether scales of a layout may be placed so. */
+static inline int mx_placeable(moe_mx_layout l, moe_mx_scales scales) {
+  if (scales == MOE_MX_SCALES_NKI_OVERSIZED) return mx_is_nki(l);
+  if (scales == MOE_MX_SCALES_NKI_PACKED) return mx_is_nki(l) && !mx_is_x4(l);
+  return scales != MOE_MX_SCALES_TILED_128X4 || mx_is_rows(l);
+}
+
+/* Whether a weight may be stored so. */
+static inline int mx_storable(moe_mx_layout l, moe_mx_scales scales, int bits, int64_t parts, int64_t K) {
+  if (!mx_placeable(l, scales)) return 0;
+  if (bits == 8 && !mx_is_nki(l) && l != MOE_MX_LAYOUT_PLAIN) return 0;
+  if (mx_is_x4(l)) return K % (parts == 2 ? 512 : 4) == 0;
+  return l == MOE_MX_LAYOUT_PLAIN || K % 32 == 0;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- codes */
 
 static inline void mx_codes_rows(mx_bytes *b, const mx_tensor *t, int interleaved) {
@@ -60,7 +84,8 @@ static inline void mx_codes_rows(mx_bytes *b, const mx_tensor *t, int interleave
       const int64_t part = interleaved ? row % t->parts : row / t->columns;
       const int64_t column = interleaved ? row / t->parts : row % t->columns;
       for (int64_t k = 0; k < t->K; k += t->bits == 4 ? 2 : 1)
-        mx_append_byte(b, mx_code(t, e, part, column, k) | (t->bits == 4 ? mx_code(t, e, part, column, k + 1) << 4 : 0));
+        mx_append_byte(b,
+                       mx_code(t, e, part, column, k) | (t->bits == 4 ? mx_code(t, e, part, column, k + 1) << 4 : 0));
     }
 }
 
@@ -71,7 +96,8 @@ static inline void mx_codes_ggml(mx_bytes *b, const mx_tensor *t) {
         for (int64_t g = 0; g < t->K / 32; g++) {
           mx_append_byte(b, mx_scale(t, e, part, column, g));
           for (int j = 0; j < 16; j++)
-            mx_append_byte(b, mx_code(t, e, part, column, 32 * g + j) + 16 * mx_code(t, e, part, column, 32 * g + 16 + j));
+            mx_append_byte(b,
+                           mx_code(t, e, part, column, 32 * g + j) + 16 * mx_code(t, e, part, column, 32 * g + 16 + j));
         }
 }
 
@@ -81,13 +107,15 @@ static inline void mx_codes_x4(mx_bytes *b, const mx_tensor *t) {
     for (int64_t p = 0; p < p_count; p++)
       for (int64_t part = 0; part < t->parts; part++)
         for (int64_t tile = 0; tile < tiles; tile++)
-          for (int64_t column = 0; column < t->columns; column++) mx_append_word(b, t, e, part, column, 512 * tile + 4 * p);
+          for (int64_t column = 0; column < t->columns; column++)
+            mx_append_word(b, t, e, part, column, 512 * tile + 4 * p);
 }
 
 static inline void mx_codes_kf(mx_bytes *b, const mx_tensor *t) {
   for (int64_t e = 0; e < t->E; e++)
     for (int64_t w = 0; w < t->K / 4; w++)
-      for (int64_t f = 0; f < t->parts * t->columns; f++) mx_append_word(b, t, e, f / t->columns, f % t->columns, 4 * w);
+      for (int64_t f = 0; f < t->parts * t->columns; f++)
+        mx_append_word(b, t, e, f / t->columns, f % t->columns, 4 * w);
 }
 
 static inline mx_bytes mx_codes(const mx_tensor *t, moe_mx_layout layout) {

@@ -1,5 +1,5 @@
-/* quantized.h: a random quantised weight in any storage, made by the definitions of mx_oracle.h and element_oracle.h, and the
-   values it stands for. Storage lies against guard pages. */
+/* quantized.h: a random quantised weight in any storage, made by the definitions of mx_oracle.h and element_oracle.h,
+   and the values it stands for. Storage lies against guard pages. */
 #ifndef MOE_TEST_QUANTIZED_H
 #define MOE_TEST_QUANTIZED_H
 
@@ -18,7 +18,7 @@ struct quantized {
   int64_t *position; /* of each element along K */
 };
 
-static inline int64_t quantized_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t quantized_ceil(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 static inline int64_t quantized_block(const struct quantized *q) { return q->weight.block ? q->weight.block : 256; }
 static inline int64_t quantized_repeat(const struct quantized *q) {
   return q->weight.scaling == MOE_WEIGHT_BLOCK && q->weight.repeat ? q->weight.repeat : 1;
@@ -93,9 +93,14 @@ static inline void quantized_store(struct quantized *q, int side) {
       q->weight.scaling == MOE_WEIGHT_MX && q->weight.layout == MOE_MX_LAYOUT_GGML ? NULL : q->scales.data;
 }
 
-/* Codes are numbers; E8M0 bytes lie in [low, high], float scales between 1/4 and 4, powers of two or any. */
-static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, int high, int powers, int side) {
-  const int64_t n = q->E * q->K * q->parts * q->columns, groups = quantized_ceil(q->K, 32);
+static inline int64_t quantized_count(const struct quantized *q) { return q->E * q->K * q->parts * q->columns; }
+static inline int64_t quantized_groups(const struct quantized *q) {
+  return q->E * q->parts * q->columns * quantized_ceil(q->K, 32);
+}
+
+/* Memory for codes and scales, and where each element lies. */
+static inline void quantized_open(struct quantized *q) {
+  const int64_t n = quantized_count(q);
   q->format = &elements[q->weight.element];
   q->table = (mx_tensor){q->E,
                          q->K,
@@ -103,29 +108,56 @@ static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, i
                          q->columns,
                          q->format->bits,
                          malloc((size_t)n),
-                         malloc((size_t)(q->E * q->parts * q->columns * groups))};
+                         malloc((size_t)quantized_groups(q))};
   q->position = malloc((size_t)q->K * sizeof *q->position);
+  q->scale = malloc((size_t)quantized_scale_count(q) * sizeof *q->scale);
   int64_t *order = malloc((size_t)q->K * sizeof *order);
-  if (!q->table.code || !q->table.scale || !q->position || !order) abort();
-  for (int64_t i = 0; i < n; i++) {
+  if (!q->table.code || !q->table.scale || !q->position || !q->scale || !order) abort();
+  mx_order(q->weight.scaling == MOE_WEIGHT_MX ? q->weight.layout : MOE_MX_LAYOUT_PLAIN, q->parts, q->K, order);
+  for (int64_t i = 0; i < q->K; i++) q->position[order[i]] = i;
+  free(order);
+}
+
+/* Codes are numbers; E8M0 bytes lie in [low, high], float scales between 1/4 and 4, powers of two or any. */
+static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, int high, int powers, int side) {
+  quantized_open(q);
+  for (int64_t i = 0; i < quantized_count(q); i++) {
     const int magnitude = (int)test_random_range(rng, 0, q->format->last);
     q->table.code[i] = (uint8_t)(magnitude | (int)(test_random(rng) >> 63) << (q->format->bits - 1));
   }
-  for (int64_t i = 0; i < q->E * q->parts * q->columns * groups; i++)
-    q->table.scale[i] = (uint8_t)test_random_range(rng, low, high);
-  const int mx = q->weight.scaling == MOE_WEIGHT_MX;
-  mx_order(mx ? q->weight.layout : MOE_MX_LAYOUT_PLAIN, q->parts, q->K, order);
-  for (int64_t i = 0; i < q->K; i++) q->position[order[i]] = i;
-  free(order);
-  if (!mx) {
-    q->scale = malloc((size_t)quantized_scale_count(q) * 4);
-    if (!q->scale) abort();
-    for (int64_t i = 0; i < quantized_scale_count(q); i++) {
-      const double any = (double)(test_random(rng) >> 11) * 0x1p-53;
-      q->scale[i] = (float)ldexp(powers ? 1 : 1 + any, (int)test_random_range(rng, -2, 1));
-    }
+  for (int64_t i = 0; i < quantized_groups(q); i++) q->table.scale[i] = (uint8_t)test_random_range(rng, low, high);
+  for (int64_t i = 0; q->weight.scaling != MOE_WEIGHT_MX && i < quantized_scale_count(q); i++) {
+    const double any = (double)(test_random(rng) >> 11) * 0x1p-53;
+    q->scale[i] = (float)ldexp(powers ? 1 : 1 + any, (int)test_random_range(rng, -2, 1));
   }
   quantized_store(q, side);
+}
+
+/* What it stands for as a plain tensor [E,K,parts,columns] of a type; with codes_only without scales. 0: no memory. */
+static inline int quantized_plain(const struct quantized *q, moe_dtype dtype, void *to, int codes_only) {
+  const int64_t n = quantized_count(q);
+  float *x = malloc((size_t)n * sizeof *x);
+  if (x == NULL) return 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t column = i % q->columns, part = i / q->columns % q->parts, k = i / q->columns / q->parts % q->K;
+    const int64_t e = i / q->columns / q->parts / q->K;
+    x[i] = codes_only ? quantized_code_value(q, e, k, part, column) : quantized_value(q, e, k, part, column);
+  }
+  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
+  if (dtype == MOE_DTYPE_BF16 && moe_bf16_from_f32(NULL, to, x, n) != MOE_OK) abort();
+  if (dtype == MOE_DTYPE_FP16 && moe_fp16_from_f32(NULL, to, x, n) != MOE_OK) abort();
+  free(x);
+  return 1;
+}
+
+/* moe_pack_weights_*, or with `bytes` its size. */
+static inline moe_status quantized_pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights_args *args,
+                                        size_t *bytes) {
+  switch (dtype) {
+    case MOE_DTYPE_F32: return bytes ? moe_pack_weights_f32_size(ctx, args, bytes) : moe_pack_weights_f32(ctx, args);
+    case MOE_DTYPE_BF16: return bytes ? moe_pack_weights_bf16_size(ctx, args, bytes) : moe_pack_weights_bf16(ctx, args);
+    default: return bytes ? moe_pack_weights_fp16_size(ctx, args, bytes) : moe_pack_weights_fp16(ctx, args);
+  }
 }
 
 static inline void quantized_free(struct quantized *q) {
