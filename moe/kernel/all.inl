@@ -64,6 +64,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
 #if MOE_BF16_BY_MODE
+  t->stream_fp8 = MOE_CAT(moe_stream_fp8_, MOE_ISA);
   t->stream_codes[0] = MOE_CAT(moe_stream_codes_4_, MOE_ISA);
   t->stream_codes[1] = MOE_CAT(moe_stream_codes_8_, MOE_ISA);
 #endif

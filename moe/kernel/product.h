@@ -79,6 +79,7 @@ typedef struct moe_right_ {
   /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel, an odd
      k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
+  const moe_element_format_ *format; /* (optional) What unpacks itself is rows of these codes, unscaled */
   /* (optional) Adds a few rows' products with one panel's columns, all of k, while it unpacks them. */
   void (*stream)(const struct moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream);
   const void *source;     /* what these need: the weight, */
@@ -200,6 +201,7 @@ MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
 /* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW || moe_in_panel_(left)) return 0;
+  if (right->format) return kernels->stream_fp8 != NULL;
   if (right->unpack) return right->stream && left->keep && kernels->stream_codes[0];
   return !right->panel && !right->transposed && kernels->stream[right->dtype];
 }
@@ -307,8 +309,9 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
   const int64_t panels = moe_right_panels_(m->right), most = moe_max_(1, MOE_STREAM_FLOATS_ / (left->rows * MOE_PANEL));
   for (int64_t p = 0; p < panels; p += most) {
     const moe_right_ right = moe_right_part_(m->right, p, most);
-    const int64_t run = right.parts * right.n * moe_dtype_bytes_(right.dtype);
+    const int64_t run = right.parts * right.n * right.bits / 8;
     moe_stream_ s = {0};
+    s.format = right.format;
     s.x = (const float *)(const void *)piece->gathered;
     s.x_stride = MOE_PIECE_F32_;
     s.rows = left->rows;
@@ -320,7 +323,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     s.ahead = moe_max_(8, MOE_STREAM_AHEAD_ / run) * right.stride;
     s.c_stride = MOE_PRODUCTS_FLOATS_(left->rows);
     s.c = m->c + p * s.c_stride;
-    m->kernels->stream[right.dtype](&s);
+    (right.format ? m->kernels->stream_fp8 : m->kernels->stream[right.dtype])(&s);
   }
 }
 
@@ -341,8 +344,9 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS),
                   moe_max_(1, moe_min_(size, k) / 2));
   if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
-  if (streams && right->unpack) moe_stream_whole_(m);
-  for (int64_t from = 0; from < k && !(streams && right->unpack); from += size) {
+  const int whole = streams && right->unpack && !right->format;
+  if (whole) moe_stream_whole_(m);
+  for (int64_t from = 0; from < k && !whole; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
     if (!moe_in_panel_(left)) {

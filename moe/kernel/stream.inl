@@ -1,22 +1,15 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. Included once per format. */
+   with all rows, whose sums wait in cache. Included once per format, which provides stream_load. */
 
 /* n columns, at most two vectors, over k rows, the first of them at `src`: MOE_TILE_VECTORS pairs, or with `pairs` = 1
    what is left. */
 MOE_INLINE void MOE_KF(stream_columns)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
                                        const float *x, float *c) {
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_V(f) b[4 * MOE_TILE_VECTORS];
-  MOE_UNROLL
-  for (int q = 0; q < 2 * pairs; q++) {
-    MOE_UNROLL
-    for (int v = 0; v < 2; v++) {
-      const char *at = src + q * s->stride + v * MOE_W * size;
-      const int64_t left = q < k ? n - v * MOE_W : 0;
-      b[2 * q + v] = left >= MOE_W ? MOE_VF(load)(at) : left > 0 ? MOE_VF(loadn)(at, left) : MOE_V(set1)(0.0f);
-    }
-    for (int64_t i = 0; i < n * size; i += 64) __builtin_prefetch(src + q * s->stride + s->ahead + i);
-  }
+  MOE_KF(stream_load)(s, pairs, k, n, src, b);
+  for (int q = 0; q < 2 * pairs; q++)
+    for (int64_t i = 0; i < n * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
+      __builtin_prefetch(src + q * s->stride + s->ahead + i);
   MOE_K(stream_products)(s, pairs, 2, k, b, x, c);
 }
 

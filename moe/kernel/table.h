@@ -102,6 +102,7 @@ typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
    each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at
    c[panel * c_stride + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_stream_ {
+  const moe_element_format_ *format; /* of codes */
   const float *x; /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
@@ -149,6 +150,7 @@ typedef struct moe_kernels {
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16 products rely on the flushing mode */
+  moe_stream_fn_ stream_fp8; /* columns of codes */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);

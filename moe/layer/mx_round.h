@@ -130,6 +130,7 @@ MOE_FN moe_right_ moe_rounded_right_(const moe_rounded_ *rounded, int64_t expert
   if (!rounded->round->enabled) return right;
   right.unpack = moe_rounded_unpack_;
   right.stream = NULL;
+  right.format = NULL;
   right.source = rounded;
   right.expert = expert;
   return right;

@@ -278,6 +278,7 @@ MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, 
   right.unpack = across ? moe_quantized_unpack_across_ : moe_quantized_unpack_;
   if (!across && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
     right.stream = moe_quantized_stream_;
+  if (!across && moe_weight_scaled_after_(q->weight)) right.format = &q->format;
   right.source = q;
   right.expert = expert;
   moe_quantized_place_(q, across, &right);
