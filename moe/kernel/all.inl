@@ -48,6 +48,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
   t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
   t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
+  t->magnitude[MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_ISA);              \
   t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
   t->pack_columns[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_columns_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
@@ -60,13 +61,18 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \
   t->store_codes[i] = MOE_CAT(moe_store_codes_##bits##_, MOE_ISA);                    \
-  t->quantize_groups[i] = MOE_CAT(moe_quantize_groups_##bits##_, MOE_ISA);            \
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
   MOE_CODES_KERNELS_(0, 4)
   MOE_CODES_KERNELS_(1, 8)
 #undef MOE_CODES_KERNELS_
-  t->magnitude = MOE_K(magnitude);
+#define MOE_GROUPS_KERNELS_(name, type, NAME)                                                           \
+  t->quantize_groups[0][MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_4_##name##_, MOE_ISA);          \
+  t->quantize_groups[1][MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_8_##name##_, MOE_ISA);          \
+  t->dequantize_groups[0][MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_4_##name##_, MOE_ISA);      \
+  t->dequantize_groups[1][MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_8_##name##_, MOE_ISA);
+  MOE_DTYPE_LIST(MOE_GROUPS_KERNELS_)
+#undef MOE_GROUPS_KERNELS_
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);

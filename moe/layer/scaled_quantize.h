@@ -41,7 +41,7 @@ MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, 
 }
 
 MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, const float *x, int64_t n) {
-  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude(x, n);
+  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude[MOE_DTYPE_F32](x, n);
   return most < 0x7f800000u ? most : moe_mx_finite_magnitude_(x, n);
 }
 
