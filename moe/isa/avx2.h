@@ -39,6 +39,7 @@ MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi3
 MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) {
   return _mm256_or_si256(_mm256_and_si256(m, a), _mm256_andnot_si256(m, b));
 }
+MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
   return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m));
@@ -193,6 +194,30 @@ MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd)
 MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
   return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const moe_fp16 *)p + 8), even, odd);
 }
+
+MOE_INLINE uint32_t moe_top32_f32_avx2(const void *p) {
+  __m256 most = _mm256_setzero_ps();
+  for (int i = 0; i < 32; i += 8) {
+    const __m256 x = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), moe_load_avx2((const float *)p + i));
+    most = moe_castf_avx2(_mm256_max_epi32(moe_casti_avx2(most), moe_casti_avx2(x)));
+  }
+  return moe_topi_avx2(moe_casti_avx2(most));
+}
+/* The least of eight 16-bit words has an instruction of its own: magnitudes are looked at by how far they are below 0x7fff. */
+MOE_INLINE __m128i moe_top16_avx2(__m256i below) {
+  const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
+  return _mm_sub_epi16(_mm_cvtsi32_si128(INT16_MAX), _mm_minpos_epu16(least));
+}
+MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) { return (uint32_t)_mm_cvtsi128_si32(moe_top16_avx2(below)) << 16; }
+MOE_INLINE uint32_t moe_top_fp16_avx2(__m256i below) {
+  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(_mm_cvtph_ps(moe_top16_avx2(below))));
+}
+MOE_INLINE __m256i moe_below32_avx2(const void *p) {
+  const __m256i mask = _mm256_set1_epi16(INT16_MAX), a = _mm256_andnot_si256(moe_loadi_avx2(p), mask);
+  return _mm256_min_epu16(a, _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 32), mask));
+}
+MOE_INLINE uint32_t moe_top32_bf16_avx2(const void *p) { return moe_top_bf16_avx2(moe_below32_avx2(p)); }
+MOE_INLINE uint32_t moe_top32_fp16_avx2(const void *p) { return moe_top_fp16_avx2(moe_below32_avx2(p)); }
 
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i top = _mm256_set1_epi32(INT32_MIN);

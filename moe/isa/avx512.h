@@ -37,6 +37,7 @@ MOE_INLINE __m512i moe_srai_avx512(__m512i a, int n) { return _mm512_srai_epi32(
 MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_epi32(a, n); }
 MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
 MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
+MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
@@ -167,6 +168,18 @@ MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *od
 MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
   return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
 }
+
+MOE_INLINE uint32_t moe_top32_f32_avx512(const void *p) {
+  const __m512i mask = _mm512_set1_epi32(INT32_MAX);
+  const __m512i a = _mm512_and_si512(moe_loadi_avx512(p), mask);
+  return moe_topi_avx512(_mm512_max_epi32(a, _mm512_and_si512(moe_loadi_avx512((const float *)p + 16), mask)));
+}
+MOE_INLINE __m256i moe_below32_avx512(const void *p) {
+  const __m512i below = _mm512_andnot_si512(moe_loadi_avx512(p), _mm512_set1_epi16(INT16_MAX));
+  return _mm256_min_epu16(_mm512_castsi512_si256(below), _mm512_extracti64x4_epi64(below, 1));
+}
+MOE_INLINE uint32_t moe_top32_bf16_avx512(const void *p) { return moe_top_bf16_avx2(moe_below32_avx512(p)); }
+MOE_INLINE uint32_t moe_top32_fp16_avx512(const void *p) { return moe_top_fp16_avx2(moe_below32_avx512(p)); }
 
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

@@ -12,6 +12,7 @@
      addi subi andi ori slli srli srai sllv srlv casti castf   (sllv, srlv: by lanes that are all the same)
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
+     min2x16                         the smaller, unsigned, of the upper and of the lower 16 bits
      mux                             the bits of a where m has ones, of b where it has none
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
@@ -20,6 +21,7 @@
      load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a word
                                      per pair with their signs in bits 15 and 31, which load2 returns (its other bits may
                                      be set) and store2 adds (they may not). What is stored is no NaN
+     top32_*                         the largest bit pattern of a magnitude, as a float, of 32 elements
      load2x8 store2x8                2W 8-bit words, two in a lane: in bits 0..7 and 16..23; zero-extended and truncated
      fma_exact                       the same where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
@@ -71,6 +73,10 @@ MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 3
 MOE_INLINE uint32_t moe_sllv_scalar(uint32_t a, uint32_t n) { return a << n; }
 MOE_INLINE uint32_t moe_srlv_scalar(uint32_t a, uint32_t n) { return a >> n; }
 MOE_INLINE uint32_t moe_mux_scalar(uint32_t m, uint32_t a, uint32_t b) { return (m & a) | (~m & b); }
+MOE_INLINE uint32_t moe_min2x16_scalar(uint32_t a, uint32_t b) {
+  const uint32_t low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a >> 16 < b >> 16 ? a : b;
+  return moe_mux_scalar(0xffffu, low, high);
+}
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
 MOE_INLINE uint32_t moe_topi_scalar(uint32_t a) { return a; }
@@ -191,6 +197,14 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
     *even = moe_load_##name##_scalar(p);                                                              \
     *odd = moe_load_##name##_scalar((const type *)p + 1);                                             \
     return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));            \
+  }                                                                                                   \
+  MOE_INLINE uint32_t moe_top32_##name##_scalar(const void *p) {                                      \
+    uint32_t most = 0;                                                                                \
+    for (int i = 0; i < 32; i++) {                                                                    \
+      const uint32_t bits = moe_casti_scalar(moe_load_##name##_scalar((const type *)p + i)) & 0x7fffffffu; \
+      most = bits > most ? bits : most;                                                               \
+    }                                                                                                 \
+    return most;                                                                                      \
   }                                                                                                   \
   MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {        \
     moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));             \

@@ -1,70 +1,59 @@
 /* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours lie in
-   the same lane of two vectors, as two bf16 do in a word. Included for each format, for codes of 4 and of 8 bits. */
+   the same lane of two vectors, as two bf16 do in a word. Included for each format. */
 
-#define MOE_KG(name) MOE_CAT(MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_FORMAT)), MOE_CAT(_, MOE_ISA))
-
-MOE_FN int64_t MOE_KG(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
+MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers) {
-  enum { pairs = 16 / MOE_W };
   const moe_numbers_ q = *numbers; /* nothing that is stored can change it */
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   const char *from = (const char *)x;
   MOE_V(f) factor = MOE_V(set1)(q.factor);
-  for (int64_t g = 0; g < groups; g++, from += 32 * size, codes += 4 * MOE_CODES_BITS) {
-    MOE_V(f) even[pairs], odd[pairs];
-    MOE_V(i) signs[pairs], most = MOE_V(set1i)(0u);
+  for (int64_t g = 0; g < groups; g++, from += 32 * size, codes += q.wide ? 32 : 16) {
     for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + MOE_GROUPS_AHEAD_);
     __builtin_prefetch(codes + MOE_GROUPS_AHEAD_ / 2, 1);
-    MOE_UNROLL
-    for (int p = 0; p < pairs; p++) {
-      signs[p] = MOE_VF(load2)(from + 2 * p * MOE_W * size, &even[p], &odd[p]);
-      most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(even[p]), MOE_V(set1i)(0x7fffffffu)));
-      most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(odd[p]), MOE_V(set1i)(0x7fffffffu)));
-    }
-    const uint32_t amax = MOE_V(topi)(most);
+    const uint32_t amax = MOE_VF(top32)(from);
     if (amax >= 0x7f800000u) return g;
     if (scales) {
       const int32_t byte = (int32_t)((amax + q.rule.round) >> 23) + q.rule.offset;
       scales[g] = (uint8_t)(byte < 0 ? 0 : byte);
       factor = MOE_V(castf)(MOE_V(set1i)((254u - scales[g]) << 23));
     }
-    if (q.bounded && MOE_K(above)(amax, factor, q.limit)) return g;
-    MOE_UNROLL
-    for (int p = 0; p < pairs; p++) {
-      const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even[p], factor), &q);
-      const MOE_V(i) high = MOE_K(number)(MOE_V(mul)(odd[p], factor), &q);
-      const MOE_V(i) both = MOE_V(mux)(MOE_V(set1i)(0xffffu), low, MOE_V(slli)(high, 16));
-      if (MOE_CODES_BITS == 8) {
-        const MOE_V(i) word = MOE_V(mux)(MOE_V(set1i)(0x00800080u), MOE_V(srli)(signs[p], 8), both);
-        MOE_V(store2x8)(codes + 2 * p * MOE_W, word);
+    if ((!scales || q.bounded) && MOE_K(above)(amax, factor, q.limit)) return g;
+    for (int i = 0; i < 16; i += MOE_W) {
+      MOE_V(f) even, odd;
+      const MOE_V(i) signs = MOE_VF(load2)(from + 2 * i * size, &even, &odd);
+      const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even, factor), &q);
+      const MOE_V(i) high = MOE_V(slli)(MOE_K(number)(MOE_V(mul)(odd, factor), &q), 16);
+      MOE_V(i) both = MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high);
+      both = MOE_V(min2x16)(both, MOE_V(set1i)(q.most * 0x00010001u));
+      if (q.wide) {
+        MOE_V(store2x8)(codes + 2 * i, MOE_V(mux)(MOE_V(set1i)(0x00800080u), MOE_V(srli)(signs, 8), both));
       } else {
-        const MOE_V(i) word = MOE_V(mux)(MOE_V(set1i)(0x00080008u), MOE_V(srli)(signs[p], 12), both);
-        MOE_V(store8)(codes + p * MOE_W, MOE_V(mux)(MOE_V(set1i)(15u), word, MOE_V(srli)(word, 12)));
+        both = MOE_V(mux)(MOE_V(set1i)(0x00080008u), MOE_V(srli)(signs, 12), both);
+        MOE_V(store8)(codes + i, MOE_V(mux)(MOE_V(set1i)(15u), both, MOE_V(srli)(both, 12)));
       }
     }
   }
   return groups;
 }
 
-MOE_FN int64_t MOE_KG(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                          const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers;
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   char *to = (char *)x;
   MOE_V(f) factor = MOE_V(set1)(q.factor);
-  for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += 4 * MOE_CODES_BITS) {
+  for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += q.wide ? 32 : 16) {
     __builtin_prefetch(codes + MOE_GROUPS_AHEAD_ / 2);
     for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + MOE_GROUPS_AHEAD_, 1);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));
     }
-    if (MOE_CODES_BITS == 8 && MOE_K(special_codes)(codes, &q)) return g;
-    MOE_UNROLL
+    if (q.wide && MOE_K(special_codes)(codes, &q)) return g;
     for (int i = 0; i < 16; i += MOE_W) {
       MOE_V(f) even, odd;
       MOE_V(i) signs = MOE_V(set1i)(0u);
-      if (MOE_CODES_BITS == 8) {
+      if (q.wide) {
         const MOE_V(i) both = MOE_V(load2x8)(codes + 2 * i);
         even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift)), &q);
         odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift - 16)), &q);
@@ -79,5 +68,3 @@ MOE_FN int64_t MOE_KG(dequantize_groups)(void *x, const uint8_t *codes, const ui
   }
   return groups;
 }
-
-#undef MOE_KG

@@ -157,20 +157,4 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
   }
 }
 
-#define MOE_FORMAT f32
-#define MOE_FORMAT_TYPE float
-#include "groups.inl"
-#undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#define MOE_FORMAT bf16
-#define MOE_FORMAT_TYPE moe_bf16
-#include "groups.inl"
-#undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#define MOE_FORMAT fp16
-#define MOE_FORMAT_TYPE moe_fp16
-#include "groups.inl"
-#undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-
 #undef MOE_KC

@@ -79,12 +79,14 @@ typedef struct moe_scale_ {
 
 /* How numbers under a scale become codes, and back. */
 typedef struct moe_numbers_ {
-  moe_scale_ rule;         /* of scale bytes */
-  float factor;            /* where there are none */
-  uint32_t away, shift;    /* as in moe_cast_ and moe_element_format_ */
-  float most, least, big;  /* what larger ones count as; the least normal number; see encoding */
-  int bounded;             /* limit counts */
-  uint32_t limit;          /* bits of the largest scaled magnitude that is encoded here */
+  int wide;                  /* codes of 8 bits */
+  moe_scale_ rule;           /* of scale bytes */
+  float factor;              /* where there are none */
+  uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
+  uint32_t most;             /* the code of what is too large */
+  uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
+  int bounded;               /* limit counts with scale bytes, too */
+  uint32_t limit;            /* bits of the largest scaled magnitude that is encoded here */
   uint32_t rebias, first_infinity;
 } moe_numbers_;
 
@@ -155,10 +157,10 @@ typedef struct moe_kernels {
                          const moe_cast_ *cast);
   /* Groups of 32 to codes and back, up to the first that is none of numbers, or whose scale is none. Returns how many.
      scales NULL: numbers->factor is the scale or, to codes, its reciprocal. */
-  int64_t (*quantize_groups[2][MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
-                                                  const moe_numbers_ *numbers);
-  int64_t (*dequantize_groups[2][MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                                    const moe_numbers_ *numbers);
+  int64_t (*quantize_groups[MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
+                                               const moe_numbers_ *numbers);
+  int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                                 const moe_numbers_ *numbers);
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];

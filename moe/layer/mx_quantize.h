@@ -77,14 +77,14 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 /* ----------------------------------------------------------------------------------------------------------- groups */
 
 MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
-  const uint32_t least = f->rebias + (1u << 23), largest = (f->max << f->shift) + f->rebias;
-  const uint32_t most = (cast->overflow << f->shift) + f->rebias;
-  const uint32_t big = ((uint32_t)(127 + f->shift) << 23) + ((0u - (least >> f->shift)) & ((1u << f->bits) - 1u));
-  moe_numbers_ q = {{0, 0}, 0, cast->away, (uint32_t)f->shift, 0, 0, 0, 0, largest, f->rebias, f->first_infinity};
-  memcpy(&q.most, &most, 4);
-  memcpy(&q.least, &least, 4);
-  memcpy(&q.big, &big, 4);
+  moe_numbers_ q = {0};
+  q.wide = moe_wide_(f);
+  q.away = cast->away, q.shift = (uint32_t)f->shift;
+  q.rebias = f->rebias, q.first_infinity = f->first_infinity;
+  q.most = cast->overflow, q.least = q.rebias + (1u << 23);
+  q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);
   q.bounded = f->nan != 0 && cast->overflow == f->nan; /* that has no sign */
+  q.limit = q.bounded ? (f->max << q.shift) + q.rebias : 200u << 23; /* of what could overflow the sum */
   return q;
 }
 
@@ -119,17 +119,16 @@ MOE_FN void moe_mx_group_from_(const moe_mx_quantize_job_ *job, moe_dtype dtype,
 /* Elements [at, at+n) of a line, to or from x; `at` is a multiple of 32. */
 MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, char *to, int64_t line,
                          int64_t at, int64_t n) {
-  const int wide = moe_wide_(&job->format);
   const int64_t size = moe_dtype_bytes_(dtype);
   for (int64_t i = 0, done; i < n; i += done * MOE_MX_GROUP_) {
     const int64_t code = line * job->code_stride + moe_element_bytes_(at + i, job->format.bits);
     const int64_t scale = line * job->scale_stride + (at + i) / MOE_MX_GROUP_, groups = (n - i) / MOE_MX_GROUP_;
     const int64_t left = moe_min_(MOE_MX_GROUP_, n - i);
     if (job->decode)
-      done = job->kernels.dequantize_groups[wide][dtype](to + i * size, job->codes + code, job->scales + scale, groups,
+      done = job->kernels.dequantize_groups[dtype](to + i * size, job->codes + code, job->scales + scale, groups,
                                                          &job->numbers);
     else
-      done = job->kernels.quantize_groups[wide][dtype](job->to_codes + code, job->to_scales + scale, from + i * size,
+      done = job->kernels.quantize_groups[dtype](job->to_codes + code, job->to_scales + scale, from + i * size,
                                                        groups, &job->numbers);
     if (done > 0) continue;
     done = 1;
