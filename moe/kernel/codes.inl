@@ -85,11 +85,6 @@ MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) 
   return MOE_V(min)(x, MOE_V(fma_exact)(x, MOE_V(set1)(2.0f), MOE_V(castf)(MOE_V(set1i)(q->least | 0x80000000u))));
 }
 
-MOE_INLINE int MOE_K(above)(uint32_t amax, MOE_V(f) factor, uint32_t limit) {
-  const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(MOE_V(set1i)(amax)), factor));
-  return MOE_V(topi)(scaled) > limit;
-}
-
 /* Whether a group's 32 codes hold an infinity or a NaN. */
 MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q) {
   MOE_V(i) any = MOE_V(set1i)(0u);

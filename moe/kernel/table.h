@@ -85,8 +85,9 @@ typedef struct moe_numbers_ {
   uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
   uint32_t most;             /* the code of what is too large */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
-  int bounded;               /* limit counts with scale bytes, too */
+  int bounded;               /* limit counts */
   uint32_t limit;            /* bits of the largest scaled magnitude that is encoded here */
+  uint32_t sign, sign_shift; /* signs of two codes, in bits 0..15 and 16..31, and how far below two floats' */
   uint32_t rebias, first_infinity;
 } moe_numbers_;
 
