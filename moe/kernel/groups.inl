@@ -5,8 +5,9 @@
 MOE_INLINE int64_t MOE_KF(group_factors)(float *factor, uint8_t *scales, const char *from, int64_t groups,
                                          const moe_numbers_ *q) {
   for (int64_t g = 0; g < groups; g++, from += 32 * (int64_t)sizeof(MOE_FORMAT_TYPE)) {
-    const uint32_t amax = MOE_VF(top32)(from);
     factor[g] = q->factor;
+    if (q->known) continue;
+    const uint32_t amax = MOE_VF(top32)(from);
     if (amax >= 0x7f800000u) return g;
     if (scales) {
       const int32_t byte = (int32_t)((amax + q->rule.round) >> 23) + q->rule.offset;

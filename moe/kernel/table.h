@@ -82,6 +82,7 @@ typedef struct moe_numbers_ {
   int wide;                  /* codes of 8 bits */
   moe_scale_ rule;           /* of scale bytes */
   float factor;              /* where there are none */
+  int known;                 /* there are none, and all are numbers: that is not looked at */
   uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
   uint32_t most;             /* the code of what is too large */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
