@@ -204,13 +204,14 @@ MOE_INLINE uint32_t moe_top32_f32_avx2(const void *p) {
   return moe_topi_avx2(moe_casti_avx2(most));
 }
 /* The least of eight 16-bit words has an instruction of its own: magnitudes are looked at by how far they are below 0x7fff. */
-MOE_INLINE __m128i moe_top16_avx2(__m256i below) {
+MOE_INLINE int moe_top16_avx2(__m256i below) {
   const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
-  return _mm_sub_epi16(_mm_cvtsi32_si128(INT16_MAX), _mm_minpos_epu16(least));
+  return INT16_MAX - _mm_extract_epi16(_mm_minpos_epu16(least), 0);
 }
-MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) { return (uint32_t)_mm_cvtsi128_si32(moe_top16_avx2(below)) << 16; }
+MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) { return (uint32_t)moe_top16_avx2(below) << 16; }
 MOE_INLINE uint32_t moe_top_fp16_avx2(__m256i below) {
-  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(_mm_cvtph_ps(moe_top16_avx2(below))));
+  const __m128 x = _mm_cvtph_ps(_mm_cvtsi32_si128(moe_top16_avx2(below)));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(x));
 }
 MOE_INLINE __m256i moe_below32_avx2(const void *p) {
   const __m256i mask = _mm256_set1_epi16(INT16_MAX), a = _mm256_andnot_si256(moe_loadi_avx2(p), mask);

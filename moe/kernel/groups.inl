@@ -33,8 +33,8 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
     const int64_t n = MOE_KF(group_factors)(factor, scales ? scales + at : NULL, from, count, &q);
     for (int64_t g = 0; g < n; g++, from += 32 * size, codes += step) {
       const MOE_V(f) scale = MOE_V(set1)(factor[g]);
-      for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + MOE_GROUPS_AHEAD_);
-      __builtin_prefetch(codes + MOE_GROUPS_AHEAD_ / 2, 1);
+      for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + 32 * size * q.ahead);
+      __builtin_prefetch(codes + step * q.ahead, 1);
       for (int i = 0; i < 16; i += MOE_W) {
         MOE_V(f) even, odd;
         const MOE_V(i) signs = MOE_VF(load2)(from + 2 * i * size, &even, &odd);
@@ -55,13 +55,13 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
 MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                          const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers;
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
   const MOE_V(i) place = MOE_V(set1i)(q.sign);
   char *to = (char *)x;
   MOE_V(f) factor = MOE_V(set1)(q.factor);
-  for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += q.wide ? 32 : 16) {
-    __builtin_prefetch(codes + MOE_GROUPS_AHEAD_ / 2);
-    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + MOE_GROUPS_AHEAD_, 1);
+  for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += step) {
+    __builtin_prefetch(codes + step * q.ahead);
+    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q.ahead, 1);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));

@@ -90,10 +90,8 @@ typedef struct moe_numbers_ {
   uint32_t limit;            /* bits of the largest scaled magnitude that is encoded here */
   uint32_t sign, sign_shift; /* signs of two codes, in bits 0..15 and 16..31, and how far below two floats' */
   uint32_t rebias, first_infinity;
+  int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
-
-/* Bytes of plain elements, about, that are fetched before their turn. */
-enum { MOE_GROUPS_AHEAD_ = 2048 };
 
 typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);

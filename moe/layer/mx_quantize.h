@@ -81,6 +81,7 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
   q.wide = moe_wide_(f);
   q.away = cast->away, q.shift = (uint32_t)f->shift;
   q.sign = 0x00010001u << (f->bits - 1), q.sign_shift = (uint32_t)(16 - f->bits);
+  q.ahead = 64;
   q.rebias = f->rebias, q.first_infinity = f->first_infinity;
   q.most = cast->overflow, q.least = q.rebias + (1u << 23);
   q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);

@@ -191,6 +191,8 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->numbers.bounded = 1;
+  if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
+    job->numbers.ahead += moe_min_(1024, job->columns / MOE_MX_GROUP_);
   job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
   job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
   job->spans = moe_ceil_div_(job->columns, job->span);
