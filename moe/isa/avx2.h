@@ -203,7 +203,7 @@ MOE_INLINE uint32_t moe_top32_f32_avx2(const void *p) {
   }
   return moe_topi_avx2(moe_casti_avx2(most));
 }
-/* The least of eight 16-bit words has an instruction of its own: magnitudes are looked at by how far they are below 0x7fff. */
+/* The least of eight 16-bit words has an instruction of its own: magnitudes are seen from 0x7fff. */
 MOE_INLINE int moe_top16_avx2(__m256i below) {
   const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
   return INT16_MAX - _mm_extract_epi16(_mm_minpos_epu16(least), 0);

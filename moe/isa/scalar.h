@@ -18,9 +18,9 @@
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
                                      multiple of W; what is stored is below 16, also in the lane that shares a byte
      e2m1                            the values of codes; bits above the fourth are ignored
-     load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a word
-                                     per pair with their signs in bits 15 and 31, which load2 returns (its other bits may
-                                     be set) and store2 adds (they may not). What is stored is no NaN
+     load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a
+                                     word per pair with their signs in bits 15 and 31, which load2 returns (its other
+                                     bits may be set) and store2 adds (they may not). What is stored is no NaN
      top32_*                         the largest bit pattern of a magnitude, as a float, of 32 elements
      load2x8 store2x8                2W 8-bit words, two in a lane: in bits 0..7 and 16..23; zero-extended and truncated
      fma_exact                       the same where a*b is exact: it may be rounded

@@ -1,7 +1,7 @@
-/* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours lie in
-   the same lane of two vectors, as two bf16 do in a word. Included for each format. */
+/* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours
+   lie in the same lane of two vectors, as two bf16 do in a word. Included for each format. */
 
-/* What groups are to be multiplied by, up to the first that is not encoded here; their scale bytes. Returns how many. */
+/* What groups are to be multiplied by, and their scale bytes, up to the first that is not encoded here. */
 MOE_INLINE int64_t MOE_KF(group_factors)(float *factor, uint8_t *scales, const char *from, int64_t groups,
                                          const moe_numbers_ *q) {
   for (int64_t g = 0; g < groups; g++, from += 32 * (int64_t)sizeof(MOE_FORMAT_TYPE)) {

@@ -128,10 +128,10 @@ MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const
     const int64_t left = moe_min_(MOE_MX_GROUP_, n - i);
     if (job->decode)
       done = job->kernels.dequantize_groups[dtype](to + i * size, job->codes + code, job->scales + scale, groups,
-                                                         &job->numbers);
+                                                   &job->numbers);
     else
       done = job->kernels.quantize_groups[dtype](job->to_codes + code, job->to_scales + scale, from + i * size,
-                                                       groups, &job->numbers);
+                                                 groups, &job->numbers);
     if (done > 0) continue;
     done = 1;
     if (job->decode)
