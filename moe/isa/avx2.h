@@ -20,6 +20,7 @@ MOE_INLINE __m256 moe_mul_avx2(__m256 a, __m256 b) {
 }
 MOE_INLINE __m256 moe_div_avx2(__m256 a, __m256 b) { return a / b; }
 MOE_INLINE __m256 moe_fma_avx2(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+MOE_INLINE __m256 moe_fma_exact_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_sqrt_avx2(__m256 a) { return _mm256_sqrt_ps(a); }
 MOE_INLINE __m256 moe_lt_avx2(__m256 a, __m256 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
@@ -34,6 +35,12 @@ MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a,
 MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
 MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
 MOE_INLINE __m256i moe_srav_avx2(__m256i a, __m256i n) { return _mm256_srav_epi32(a, n); }
+MOE_INLINE __m256i moe_sllv_avx2(__m256i a, __m256i n) { return _mm256_sllv_epi32(a, n); }
+MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi32(a, n); }
+MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) {
+  return _mm256_or_si256(_mm256_and_si256(m, a), _mm256_andnot_si256(m, b));
+}
+MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
   return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m));
@@ -98,6 +105,13 @@ MOE_INLINE void moe_store8n_avx2(void *p, __m256i x, int64_t n) {
   memcpy(p, buffer, (size_t)n);
 }
 
+MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepu8_epi16(moe_load16_avx2(p)); }
+MOE_INLINE void moe_store2x8_avx2(void *p, __m256i x) {
+  __m256i low = _mm256_and_si256(x, _mm256_set1_epi16(255));
+  __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  _mm_storeu_si128((__m128i *)p, bytes);
+}
+
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m256i moe_nibbles_avx2(int32_t four) {
   __m256i bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
@@ -133,10 +147,14 @@ MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-MOE_INLINE __m128i moe_bf16_encode_avx2(__m256 x) {
-  __m256i bits = _mm256_castps_si256(moe_canon_avx2(x));
+/* The upper half is the number, which is no NaN. */
+MOE_INLINE __m256i moe_bf16_round_avx2(__m256 x) {
+  __m256i bits = _mm256_castps_si256(x);
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  bits = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff))), 16);
+  return _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+}
+MOE_INLINE __m128i moe_bf16_encode_avx2(__m256 x) {
+  __m256i bits = _mm256_srli_epi32(moe_bf16_round_avx2(moe_canon_avx2(x)), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 }
 
@@ -158,6 +176,68 @@ MOE_INLINE void moe_store_bf16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m12
 MOE_INLINE void moe_storen_bf16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_bf16_encode_avx2(x), n); }
 MOE_INLINE void moe_store_fp16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m128i *)p, moe_fp16_encode_avx2(x)); }
 MOE_INLINE void moe_storen_fp16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_fp16_encode_avx2(x), n); }
+
+MOE_INLINE __m256i moe_split_avx2(__m256 a, __m256 b, __m256 *even, __m256 *odd) {
+  const __m256i e = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+  const __m256i o = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+  *even = _mm256_castsi256_ps(e), *odd = _mm256_castsi256_ps(o);
+  return _mm256_blend_epi16(o, _mm256_srli_epi32(e, 16), 0x55);
+}
+MOE_INLINE __m256i moe_load2_f32_avx2(const void *p, __m256 *even, __m256 *odd) {
+  return moe_split_avx2(moe_load_avx2(p), moe_load_avx2((const float *)p + 8), even, odd);
+}
+MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd) {
+  const __m256i both = moe_loadi_avx2(p);
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)));
+  return both;
+}
+MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
+  return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const moe_fp16 *)p + 8), even, odd);
+}
+
+MOE_INLINE uint32_t moe_top32_f32_avx2(const void *p) {
+  __m256 most = _mm256_setzero_ps();
+  for (int i = 0; i < 32; i += 8) {
+    const __m256 x = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), moe_load_avx2((const float *)p + i));
+    most = moe_castf_avx2(_mm256_max_epi32(moe_casti_avx2(most), moe_casti_avx2(x)));
+  }
+  return moe_topi_avx2(moe_casti_avx2(most));
+}
+/* The least of eight 16-bit words has an instruction of its own: magnitudes are seen from 0x7fff. */
+MOE_INLINE int moe_top16_avx2(__m256i below) {
+  const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
+  return INT16_MAX - _mm_extract_epi16(_mm_minpos_epu16(least), 0);
+}
+MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) { return (uint32_t)moe_top16_avx2(below) << 16; }
+MOE_INLINE uint32_t moe_top_fp16_avx2(__m256i below) {
+  const __m128 x = _mm_cvtph_ps(_mm_cvtsi32_si128(moe_top16_avx2(below)));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(x));
+}
+MOE_INLINE __m256i moe_below32_avx2(const void *p) {
+  const __m256i mask = _mm256_set1_epi16(INT16_MAX), a = _mm256_andnot_si256(moe_loadi_avx2(p), mask);
+  return _mm256_min_epu16(a, _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 32), mask));
+}
+MOE_INLINE uint32_t moe_top32_bf16_avx2(const void *p) { return moe_top_bf16_avx2(moe_below32_avx2(p)); }
+MOE_INLINE uint32_t moe_top32_fp16_avx2(const void *p) { return moe_top_fp16_avx2(moe_below32_avx2(p)); }
+
+MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
+  const __m256i top = _mm256_set1_epi32(INT32_MIN);
+  const __m256 e = _mm256_or_ps(even, _mm256_castsi256_ps(_mm256_slli_epi32(signs, 16)));
+  const __m256 o = _mm256_or_ps(odd, _mm256_castsi256_ps(_mm256_and_si256(signs, top)));
+  const __m256 low = _mm256_unpacklo_ps(e, o), high = _mm256_unpackhi_ps(e, o);
+  moe_store_avx2(p, _mm256_permute2f128_ps(low, high, 0x20));
+  moe_store_avx2((float *)p + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+MOE_INLINE void moe_store2_bf16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
+  const __m256i low = _mm256_srli_epi32(moe_bf16_round_avx2(even), 16);
+  moe_storei_avx2(p, _mm256_or_si256(_mm256_blend_epi16(moe_bf16_round_avx2(odd), low, 0x55), signs));
+}
+MOE_INLINE void moe_store2_fp16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
+  const __m256i low = _mm256_cvtepu16_epi32(moe_fp16_encode_avx2(even));
+  const __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(moe_fp16_encode_avx2(odd)), 16);
+  moe_storei_avx2(p, _mm256_or_si256(_mm256_or_si256(low, high), signs));
+}
 
 MOE_INLINE void moe_transpose_avx2(__m256i v[8]) {
   __m256i t[8], q[8];

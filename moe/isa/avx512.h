@@ -20,6 +20,7 @@ MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) {
 }
 MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
 MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+MOE_INLINE __m512 moe_fma_exact_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }
 MOE_INLINE __mmask16 moe_lt_avx512(__m512 a, __m512 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -34,6 +35,10 @@ MOE_INLINE __m512i moe_slli_avx512(__m512i a, int n) { return _mm512_slli_epi32(
 MOE_INLINE __m512i moe_srli_avx512(__m512i a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srai_avx512(__m512i a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srav_avx512(__m512i a, __m512i n) { return _mm512_srav_epi32(a, n); }
+MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_epi32(a, n); }
+MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
+MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
+MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
@@ -74,6 +79,13 @@ MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
   _mm_mask_storeu_epi8(p, moe_lanes_avx512(n), _mm512_cvtepi32_epi8(x));
 }
 
+MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+MOE_INLINE void moe_store2x8_avx512(void *p, __m512i x) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(x));
+}
+
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m512i moe_loadu4n_avx512(const void *p, int64_t at, int64_t n) {
   __m128i packed = _mm_maskz_loadu_epi8(moe_lanes_avx512((n + 1) / 2), (const char *)p + at / 2);
@@ -93,12 +105,14 @@ MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* In integers, because VCVTNEPS2BF16 flushes subnormals. */
+/* In integers, because VCVTNEPS2BF16 flushes subnormals. The upper half is the number, which is no NaN. */
+MOE_INLINE __m512i moe_bf16_round_avx512(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  return _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+}
 MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
-  __m512i bits = _mm512_castps_si512(moe_canon_avx512(x));
-  __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  bits = _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(moe_bf16_round_avx512(moe_canon_avx512(x)), 16));
 }
 
 MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
@@ -134,6 +148,56 @@ MOE_INLINE void moe_store_fp16_avx512(void *p, __m512 x) {
 }
 MOE_INLINE void moe_storen_fp16_avx512(void *p, __m512 x, int64_t n) {
   _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_fp16_encode_avx512(x));
+}
+
+MOE_INLINE __m512i moe_split_avx512(__m512 a, __m512 b, __m512 *even, __m512 *odd) {
+  const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  *even = _mm512_permutex2var_ps(a, first, b);
+  *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
+  return moe_mux_avx512(_mm512_set1_epi32(0xffff), _mm512_srli_epi32(_mm512_castps_si512(*even), 16),
+                        _mm512_castps_si512(*odd));
+}
+MOE_INLINE __m512i moe_load2_f32_avx512(const void *p, __m512 *even, __m512 *odd) {
+  return moe_split_avx512(moe_load_avx512(p), moe_load_avx512((const float *)p + 16), even, odd);
+}
+MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *odd) {
+  const __m512i both = moe_loadi_avx512(p);
+  *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+  *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
+  return both;
+}
+MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
+  return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
+}
+
+MOE_INLINE uint32_t moe_top32_f32_avx512(const void *p) {
+  const __m512i mask = _mm512_set1_epi32(INT32_MAX);
+  const __m512i a = _mm512_and_si512(moe_loadi_avx512(p), mask);
+  return moe_topi_avx512(_mm512_max_epi32(a, _mm512_and_si512(moe_loadi_avx512((const float *)p + 16), mask)));
+}
+MOE_INLINE __m256i moe_below32_avx512(const void *p) {
+  const __m512i below = _mm512_andnot_si512(moe_loadi_avx512(p), _mm512_set1_epi16(INT16_MAX));
+  return _mm256_min_epu16(_mm512_castsi512_si256(below), _mm512_extracti64x4_epi64(below, 1));
+}
+MOE_INLINE uint32_t moe_top32_bf16_avx512(const void *p) { return moe_top_bf16_avx2(moe_below32_avx512(p)); }
+MOE_INLINE uint32_t moe_top32_fp16_avx512(const void *p) { return moe_top_fp16_avx2(moe_below32_avx512(p)); }
+
+MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i e = _mm512_or_si512(_mm512_castps_si512(even), _mm512_slli_epi32(signs, 16));
+  const __m512i o = _mm512_or_si512(_mm512_castps_si512(odd), _mm512_slli_epi32(_mm512_srli_epi32(signs, 31), 31));
+  moe_storei_avx512(p, _mm512_permutex2var_epi32(e, first, o));
+  moe_storei_avx512((float *)p + 16, _mm512_permutex2var_epi32(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o));
+}
+MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
+  const __m512i low = _mm512_srli_epi32(moe_bf16_round_avx512(even), 16);
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, moe_bf16_round_avx512(odd));
+  moe_storei_avx512(p, _mm512_or_si512(both, signs));
+}
+MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
+  const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));
+  const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(moe_fp16_encode_avx512(odd)), 16);
+  moe_storei_avx512(p, _mm512_or_si512(_mm512_or_si512(low, high), signs));
 }
 
 MOE_INLINE void moe_transpose_avx512(__m512i v[16]) {

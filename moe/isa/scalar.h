@@ -10,13 +10,22 @@
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
-     addi subi andi ori slli srli srai srav casti castf
+     addi subi andi ori slli srli srai casti castf
+     sllv srlv srav                  the same shifts by lanes that are all the same
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
+     min2x16                         the smaller, unsigned, of the upper and of the lower 16 bits
+     mux                             the bits of a where m has ones, of b where it has none
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
                                      multiple of W; what is stored is below 16, also in the lane that shares a byte
      e2m1                            the values of codes; bits above the fourth are ignored
+     load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a
+                                     word per pair with their signs in bits 15 and 31, which load2 returns (its other
+                                     bits may be set) and store2 adds (they may not). What is stored is no NaN
+     top32_*                         the largest bit pattern of a magnitude, as a float, of 32 elements
+     load2x8 store2x8                2W 8-bit words, two in a lane: in bits 0..7 and 16..23; zero-extended and truncated
+     fma_exact                       the same where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */
@@ -50,6 +59,7 @@ MOE_INLINE float moe_mul_scalar(float a, float b) {
 }
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
 MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
+MOE_INLINE float moe_fma_exact_scalar(float a, float b, float c) { return moe_mul_scalar(a, b) + c; }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
 MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b; }
 MOE_INLINE float moe_select_scalar(int m, float a, float b) { return m ? a : b; }
@@ -63,6 +73,13 @@ MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
 MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
 MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
 MOE_INLINE uint32_t moe_srav_scalar(uint32_t a, uint32_t n) { return moe_srai_scalar(a, (int)n); }
+MOE_INLINE uint32_t moe_sllv_scalar(uint32_t a, uint32_t n) { return a << n; }
+MOE_INLINE uint32_t moe_srlv_scalar(uint32_t a, uint32_t n) { return a >> n; }
+MOE_INLINE uint32_t moe_mux_scalar(uint32_t m, uint32_t a, uint32_t b) { return (m & a) | (~m & b); }
+MOE_INLINE uint32_t moe_min2x16_scalar(uint32_t a, uint32_t b) {
+  const uint32_t low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a >> 16 < b >> 16 ? a : b;
+  return moe_mux_scalar(0xffffu, low, high);
+}
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
 MOE_INLINE uint32_t moe_topi_scalar(uint32_t a) { return a; }
@@ -122,6 +139,13 @@ MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
 MOE_INLINE uint32_t moe_loadu8_scalar(const void *p) { return *(const uint8_t *)p; }
 MOE_INLINE void moe_store8_scalar(void *p, uint32_t x) { *(uint8_t *)p = (uint8_t)x; }
+MOE_INLINE uint32_t moe_load2x8_scalar(const void *p) {
+  return (uint32_t)((const uint8_t *)p)[0] | (uint32_t)((const uint8_t *)p)[1] << 16;
+}
+MOE_INLINE void moe_store2x8_scalar(void *p, uint32_t x) {
+  moe_store8_scalar(p, x);
+  moe_store8_scalar((uint8_t *)p + 1, x >> 16);
+}
 MOE_INLINE uint32_t moe_loadu4_scalar(const void *p, int64_t at) {
   return (uint32_t)((const uint8_t *)p)[at / 2] >> (at & 1) * 4 & 15u;
 }
@@ -170,6 +194,28 @@ MOE_INLINE void moe_store_fp16_scalar(void *p, float x) { moe_storeu16_scalar(p,
 MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
   if (n > 0) moe_store_fp16_scalar(p, x);
 }
+
+#define MOE_SCALAR_PAIR_(name, type, NAME)                                                            \
+  MOE_INLINE uint32_t moe_load2_##name##_scalar(const void *p, float *even, float *odd) {             \
+    *even = moe_load_##name##_scalar(p);                                                              \
+    *odd = moe_load_##name##_scalar((const type *)p + 1);                                             \
+    return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));            \
+  }                                                                                                   \
+  MOE_INLINE uint32_t moe_top32_##name##_scalar(const void *p) {                                      \
+    uint32_t most = 0;                                                                                \
+    for (int i = 0; i < 32; i++) {                                                                    \
+      const uint32_t bits = moe_casti_scalar(moe_load_##name##_scalar((const type *)p + i)) & 0x7fffffffu; \
+      most = bits > most ? bits : most;                                                               \
+    }                                                                                                 \
+    return most;                                                                                      \
+  }                                                                                                   \
+  MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {        \
+    moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));             \
+    moe_store_##name##_scalar((type *)p + 1,                                                          \
+                              moe_castf_scalar(moe_casti_scalar(odd) | (signs & 0x80000000u)));       \
+  }
+MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
+#undef MOE_SCALAR_PAIR_
 
 MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
 

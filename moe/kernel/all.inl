@@ -6,10 +6,12 @@
 #include "glu.inl"
 #include "row.inl"
 #include "tile.inl"
+#include "codes.inl"
 
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
 #include "format.inl"
+#include "groups.inl"
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
@@ -19,6 +21,7 @@
 #define MOE_FORMAT bf16
 #define MOE_FORMAT_TYPE moe_bf16
 #include "format.inl"
+#include "groups.inl"
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
@@ -28,13 +31,12 @@
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
 #include "format.inl"
+#include "groups.inl"
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
-
-#include "codes.inl"
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
@@ -48,6 +50,9 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
   t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
   t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
+  t->magnitude[MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_ISA);              \
+  t->quantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_##name##_, MOE_ISA);  \
+  t->dequantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_##name##_, MOE_ISA); \
   t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
   t->pack_columns[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_columns_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
@@ -60,7 +65,6 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \
   t->store_codes[i] = MOE_CAT(moe_store_codes_##bits##_, MOE_ISA);                    \
-  t->quantize_groups[i] = MOE_CAT(moe_quantize_groups_##bits##_, MOE_ISA);            \
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
 #if MOE_BF16_BY_MODE
@@ -71,7 +75,6 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_CODES_KERNELS_(0, 4)
   MOE_CODES_KERNELS_(1, 8)
 #undef MOE_CODES_KERNELS_
-  t->magnitude = MOE_K(magnitude);
   t->glu_forward = MOE_K(glu_forward);
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);

@@ -94,6 +94,38 @@ MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, int pairs, int64_t k, 
 #undef MOE_FORMAT_TYPE
 #endif
 
+/* The code of a float that is a number, without its sign and without bound, in the lower 16 bits; the others are left
+   as they fall. The sum with a power of two, 2^shift times the float's or the least normal's, rounds it to nearest,
+   ties to even: its last bits count the code's steps above that power. `big` adds to them what makes it the code, but
+   for the power's own exponent. */
+MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
+  const MOE_V(i) magnitude = MOE_V(mux)(MOE_V(set1i)(0x7fffffffu ^ q->away), MOE_V(casti)(x), MOE_V(set1i)(q->away));
+  const MOE_V(f) normal = MOE_V(max)(MOE_V(castf)(magnitude), MOE_V(castf)(MOE_V(set1i)(q->least)));
+  const MOE_V(i) power = MOE_V(andi)(MOE_V(casti)(normal), MOE_V(set1i)(0x7f800000u));
+  const MOE_V(f) big = MOE_V(castf)(MOE_V(set1i)(q->big));
+  const MOE_V(f) sum = MOE_V(fma_exact)(MOE_V(castf)(power), big, MOE_V(castf)(magnitude));
+  return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)(q->shift)));
+}
+
+/* From a number's magnitude at its place in a float. Taken for a normal one, a subnormal has half its value and half
+   the least normal's too much; what takes that away leaves normal ones larger or the same. */
+MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) {
+  const MOE_V(i) magnitude = MOE_V(andi)(placed, MOE_V(sllv)(MOE_V(set1i)(127u), MOE_V(set1i)(q->shift)));
+  const MOE_V(f) x = MOE_V(castf)(MOE_V(addi)(magnitude, MOE_V(set1i)(q->rebias)));
+  const MOE_V(f) minus_least = MOE_V(castf)(MOE_V(set1i)(q->least | 0x80000000u));
+  return MOE_V(min)(x, MOE_V(fma_exact)(x, MOE_V(set1)(2.0f), minus_least));
+}
+
+/* Whether a group's 32 codes hold an infinity or a NaN. */
+MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q) {
+  MOE_V(i) any = MOE_V(set1i)(0u);
+  for (int i = 0; i < 16; i += MOE_W) {
+    const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(load2x8)(codes + 2 * i), MOE_V(set1i)(0x007f007fu));
+    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, MOE_V(set1i)((128u - q->first_infinity) * 0x00010001u)));
+  }
+  return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
+}
+
 #define MOE_CODES_BITS 4
 #define MOE_SCALED MOE_K(scaled_e2m1)
 #define MOE_PLAIN MOE_K(plain_e2m1)

@@ -17,6 +17,17 @@ MOE_FN void MOE_KF(store_row)(void *dst, const float *src, int64_t n) {
   if (i < n) MOE_VF(storen)(d + i * size, MOE_V(loadn)(src + i, n - i), n - i);
 }
 
+MOE_FN uint32_t MOE_KF(magnitude)(const void *x, int64_t n) {
+  const char *from = (const char *)x;
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  MOE_V(i) most = MOE_V(set1i)(0u);
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const MOE_V(f) v = n - i >= MOE_W ? MOE_VF(load)(from + i * size) : MOE_VF(loadn)(from + i * size, n - i);
+    most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x7fffffffu)));
+  }
+  return MOE_V(topi)(most);
+}
+
 /* Whole rows of `vectors` vectors each, the loop over them unrolled. */
 MOE_INLINE void MOE_KF(pack_whole)(float *p, const moe_rows_ *rows, int64_t k, int vectors) {
   for (int64_t r = 0; r < k; r++, p += MOE_PANEL) {

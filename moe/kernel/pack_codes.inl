@@ -33,30 +33,6 @@ MOE_FN void MOE_KC(store_codes)(uint8_t *dst, const float *src, int64_t n, const
   }
 }
 
-MOE_FN int64_t MOE_KC(quantize_groups)(uint8_t *codes, uint8_t *scales, const float *x, int64_t groups,
-                                       const moe_element_format_ *format, const moe_cast_ *cast,
-                                       const moe_scale_ *rule) {
-  const moe_element_format_ f = *format; /* nothing that is stored can change it */
-  const moe_cast_ how = *cast;
-  for (int64_t g = 0; g < groups; g++, x += 32, codes += 4 * MOE_CODES_BITS) {
-    MOE_V(i) most = MOE_V(set1i)(0u);
-    for (int i = 0; i < 32; i += MOE_W)
-      most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(loadi)(x + i), MOE_V(set1i)(0x7fffffffu)));
-    const uint32_t amax = MOE_V(topi)(most);
-    if (amax >= 0x7f800000u) return g;
-    const int32_t byte = (int32_t)((amax + rule->round) >> 23) + rule->offset;
-    scales[g] = (uint8_t)(byte < 0 ? 0 : byte);
-    const uint32_t inverse = 254u - scales[g];
-    const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)(inverse == 0 ? 0x00400000u : inverse << 23));
-    for (int i = 0; i < 32; i += MOE_W) {
-      const MOE_V(i) c = MOE_K(encode)(MOE_V(mul)(MOE_V(load)(x + i), factor), &f, &how);
-      if (MOE_CODES_BITS == 4) MOE_V(store4)(codes, i, c);
-      else MOE_V(store8)(codes + i, c);
-    }
-  }
-  return groups;
-}
-
 MOE_INLINE MOE_V(i) MOE_KC(row_scales)(const moe_codes_ *c, const uint8_t *scale, int64_t i, int64_t n) {
   if (!scale || i >= n) return MOE_V(set1i)(127u);
   if (!c->scale_each) return MOE_V(set1i)(scale[i / 32]);

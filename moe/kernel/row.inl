@@ -38,18 +38,6 @@ MOE_FN void MOE_K(scale_to_bf16)(float *x, const float *y, int64_t n) {
   }
 }
 
-MOE_FN uint32_t MOE_K(magnitude)(const float *x, int64_t n) {
-  uint32_t lane[MOE_W], most = 0;
-  MOE_V(i) m = MOE_V(set1i)(0u);
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const MOE_V(f) v = n - i >= MOE_W ? MOE_V(load)(x + i) : MOE_V(loadn)(x + i, n - i);
-    m = MOE_V(maxi)(m, MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x7fffffffu)));
-  }
-  MOE_V(storei)(lane, m);
-  for (int i = 0; i < MOE_W; i++) most = lane[i] > most ? lane[i] : most;
-  return most;
-}
-
 /* Per 64 columns: 16 interleaved chains, added pairwise; the segments in order. */
 MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
   float sum = 0.0f;

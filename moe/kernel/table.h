@@ -77,6 +77,22 @@ typedef struct moe_scale_ {
   int32_t offset;
 } moe_scale_;
 
+/* How numbers under a scale become codes, and back. */
+typedef struct moe_numbers_ {
+  int wide;                  /* codes of 8 bits */
+  moe_scale_ rule;           /* of scale bytes */
+  float factor;              /* where there are none */
+  int known;                 /* there are none, and all are numbers: that is not looked at */
+  uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
+  uint32_t most;             /* the code of what is too large */
+  uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
+  int bounded;               /* limit counts */
+  uint32_t limit;            /* bits of the largest scaled magnitude that is encoded here */
+  uint32_t sign, sign_shift; /* signs of two codes, in bits 0..15 and 16..31, and how far below two floats' */
+  uint32_t rebias, first_infinity;
+  int64_t ahead; /* groups, about, that are fetched before their turn */
+} moe_numbers_;
+
 typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
 typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
@@ -141,11 +157,14 @@ typedef struct moe_kernels {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
   void (*store_codes[2])(uint8_t *dst, const float *src, int64_t n, const moe_element_format_ *format,
                          const moe_cast_ *cast);
-  /* Groups of 32 to codes and scale bytes, up to the first that holds an infinity or NaN. Returns how many. */
-  int64_t (*quantize_groups[2])(uint8_t *codes, uint8_t *scales, const float *x, int64_t groups,
-                                const moe_element_format_ *format, const moe_cast_ *cast, const moe_scale_ *rule);
+  /* Groups of 32 to codes and back, up to the first that is none of numbers, or whose scale is none. Returns how many.
+     scales NULL: numbers->factor is the scale or, to codes, its reciprocal. */
+  int64_t (*quantize_groups[MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
+                                               const moe_numbers_ *numbers);
+  int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                                 const moe_numbers_ *numbers);
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
-  uint32_t (*magnitude)(const float *x, int64_t n); /* the largest bit pattern of |x[i]| */
+  uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */

@@ -9,7 +9,7 @@ typedef struct moe_mx_quantize_job_ {
   moe_kernels kernels;
   moe_element element;
   moe_element_format_ format;
-  moe_scale_ rule;
+  moe_numbers_ numbers;
   moe_cast_ cast;
   moe_dtype dtype;
   int decode, transposed;
@@ -76,10 +76,29 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 
 /* ----------------------------------------------------------------------------------------------------------- groups */
 
+MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
+  moe_numbers_ q = {0};
+  q.wide = moe_wide_(f);
+  q.away = cast->away, q.shift = (uint32_t)f->shift;
+  q.sign = 0x00010001u << (f->bits - 1), q.sign_shift = (uint32_t)(16 - f->bits);
+  q.ahead = 64;
+  q.rebias = f->rebias, q.first_infinity = f->first_infinity;
+  q.most = cast->overflow, q.least = q.rebias + (1u << 23);
+  q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);
+  q.bounded = f->nan != 0 && cast->overflow == f->nan; /* that has no sign */
+  q.limit = q.bounded ? (f->max << q.shift) + q.rebias : 200u << 23; /* of what could overflow the sum */
+  return q;
+}
+
 /* A group of n, whatever it holds. Products are exact but below 2^-126, where all round to zero. */
-MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t n, uint8_t *codes, uint8_t *scale) {
-  const int special = job->kernels.magnitude(x, n) >= 0x7f800000u;
-  const uint32_t byte = moe_mx_scale_byte_(&job->rule, moe_mx_finite_magnitude_(x, n));
+MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, int64_t n, uint8_t *codes,
+                          uint8_t *scale) {
+  float x[MOE_MX_GROUP_];
+  job->kernels.load_row[dtype](x, from, n);
+  uint32_t amax = job->kernels.magnitude[MOE_DTYPE_F32](x, n);
+  const int special = amax >= 0x7f800000u;
+  if (special) amax = moe_mx_finite_magnitude_(x, n);
+  const uint32_t byte = moe_mx_scale_byte_(&job->numbers.rule, amax);
   *scale = (uint8_t)byte;
   if (special && job->format.nan == 0) {
     memset(x, 0, (size_t)n * sizeof *x);
@@ -90,45 +109,36 @@ MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, float *x, int64_t n, 
   job->kernels.store_codes[moe_wide_(&job->format)](codes, x, n, &job->format, &job->cast);
 }
 
-MOE_FN void moe_mx_to_codes_(const moe_mx_quantize_job_ *job, float *x, int64_t n, uint8_t *codes, uint8_t *scales) {
-  const int wide = moe_wide_(&job->format);
-  for (int64_t at = 0, left; at < n; at += MOE_MX_GROUP_) {
-    const int64_t code = moe_element_bytes_(at, job->format.bits), whole = (n - at) / MOE_MX_GROUP_;
-    const int64_t done = job->kernels.quantize_groups[wide](codes + code, scales + at / MOE_MX_GROUP_, x + at, whole,
-                                                            &job->format, &job->cast, &job->rule);
-    at += done * MOE_MX_GROUP_;
-    left = moe_min_(MOE_MX_GROUP_, n - at);
-    if (left > 0)
-      moe_mx_group_(job, x + at, left, codes + moe_element_bytes_(at, job->format.bits), scales + at / MOE_MX_GROUP_);
-  }
-}
-
-/* 64 at a time as the rows of a panel. */
-MOE_FN void moe_mx_from_codes_(const moe_mx_quantize_job_ *job, float *x, int64_t n, const uint8_t *codes,
-                               const uint8_t *scales) {
-  const int wide = moe_wide_(&job->format);
-  const int64_t whole = n / MOE_PANEL * MOE_PANEL;
-  moe_codes_ rows = {0};
-  rows.format = &job->format;
-  rows.codes = codes, rows.scale = scales;
-  rows.stride = moe_element_bytes_(MOE_PANEL, job->format.bits), rows.scale_stride = MOE_PANEL / MOE_MX_GROUP_;
-  rows.width = rows.n = MOE_PANEL, rows.k = n / MOE_PANEL;
-  job->kernels.pack_codes_rows[wide](x, &rows);
-  for (int64_t at = whole; at < n; at += MOE_MX_GROUP_) {
-    const int64_t left = moe_min_(MOE_MX_GROUP_, n - at);
-    job->kernels.load_codes[wide](x + at, codes + moe_element_bytes_(at, job->format.bits), left, &job->format);
-    job->kernels.scale_row(x + at, moe_e8m0_(scales[at / MOE_MX_GROUP_]), left);
-  }
+/* Likewise. */
+MOE_FN void moe_mx_group_from_(const moe_mx_quantize_job_ *job, moe_dtype dtype, char *to, int64_t n,
+                               const uint8_t *codes, const uint8_t *scale) {
+  float x[MOE_MX_GROUP_];
+  job->kernels.load_codes[moe_wide_(&job->format)](x, codes, n, &job->format);
+  job->kernels.scale_row(x, moe_e8m0_(*scale), n);
+  job->kernels.store_row[dtype](to, x, n);
 }
 
 /* Elements [at, at+n) of a line, to or from x; `at` is a multiple of 32. */
-MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, float *x, int64_t line, int64_t at, int64_t n) {
-  const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
-  const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
-  if (job->decode)
-    moe_mx_from_codes_(job, x, n, job->codes + code, job->scales + scale);
-  else
-    moe_mx_to_codes_(job, x, n, job->to_codes + code, job->to_scales + scale);
+MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, char *to, int64_t line,
+                         int64_t at, int64_t n) {
+  const int64_t size = moe_dtype_bytes_(dtype);
+  for (int64_t i = 0, done; i < n; i += done * MOE_MX_GROUP_) {
+    const int64_t code = line * job->code_stride + moe_element_bytes_(at + i, job->format.bits);
+    const int64_t scale = line * job->scale_stride + (at + i) / MOE_MX_GROUP_, groups = (n - i) / MOE_MX_GROUP_;
+    const int64_t left = moe_min_(MOE_MX_GROUP_, n - i);
+    if (job->decode)
+      done = job->kernels.dequantize_groups[dtype](to + i * size, job->codes + code, job->scales + scale, groups,
+                                                   &job->numbers);
+    else
+      done = job->kernels.quantize_groups[dtype](job->to_codes + code, job->to_scales + scale, from + i * size,
+                                                 groups, &job->numbers);
+    if (done > 0) continue;
+    done = 1;
+    if (job->decode)
+      moe_mx_group_from_(job, dtype, to + i * size, left, job->codes + code, job->scales + scale);
+    else
+      moe_mx_group_(job, dtype, from + i * size, left, job->to_codes + code, job->to_scales + scale);
+  }
 }
 
 /* n plain elements, contiguous, to or from x. */
@@ -146,7 +156,10 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_PANEL, (at + i) * job->lines + line, lines, 0);
     job->kernels.transpose_tile(columns, rows, n, lines);
   }
-  for (int64_t j = 0; j < lines; j++) moe_mx_line_(job, columns + j * MOE_PANEL, line + j, at, n);
+  for (int64_t j = 0; j < lines; j++) {
+    char *x = (char *)(columns + j * MOE_PANEL);
+    moe_mx_line_(job, MOE_DTYPE_F32, x, x, line + j, at, n);
+  }
   if (job->decode) {
     job->kernels.transpose_tile(rows, columns, lines, n);
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_PANEL, (at + i) * job->lines + line, lines, 1);
@@ -163,14 +176,11 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_turn_ *turn) {
       moe_mx_square_(job, first, last - first, at, moe_min_(MOE_PANEL, to - at));
     return;
   }
-  for (int64_t line = first; line < last; line++)
-    for (int64_t at = from; at < to; at += MOE_MX_STRIP_) {
-      const int64_t n = moe_min_(MOE_MX_STRIP_, to - at), plain = line * job->length + at;
-      float x[MOE_MX_STRIP_];
-      if (!job->decode) moe_mx_plain_(job, x, plain, n, 0);
-      moe_mx_line_(job, x, line, at, n);
-      if (job->decode) moe_mx_plain_(job, x, plain, n, 1);
-    }
+  for (int64_t line = first; line < last; line++) {
+    const int64_t plain = (line * job->length + from) * job->size;
+    moe_mx_line_(job, job->dtype, job->decode ? NULL : job->from + plain, job->decode ? job->to + plain : NULL, line,
+                 from, to - from);
+  }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
@@ -214,9 +224,10 @@ moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args) {
   MOE_TRY(moe_check_cast_(ctx, args->cast));
   job.element = args->element, job.dtype = args->dtype, job.transposed = args->transposed;
   job.format = moe_element_format_of_(args->element);
-  job.rule = moe_mx_scale_rule_(args->scale_rule, &job.format);
   job.cast = moe_cast_of_(args->element, args->cast);
   job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job.numbers = moe_numbers_of_(&job.format, &job.cast);
+  job.numbers.rule = moe_mx_scale_rule_(args->scale_rule, &job.format);
   job.from = (const char *)args->plain, job.to_codes = args->codes, job.to_scales = args->scales;
   return moe_mx_quantize_run_(ctx, &job, args->rows, args->columns);
 }
@@ -224,6 +235,9 @@ moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args) {
 moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args) {
   if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
   moe_mx_quantize_job_ job = {0};
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  job.format = moe_element_format_of_(args->element), job.cast = moe_cast_of_(args->element, 0);
+  job.numbers = moe_numbers_of_(&job.format, &job.cast);
   job.element = args->element, job.dtype = args->dtype, job.transposed = args->transposed, job.decode = 1;
   job.to = (char *)args->plain, job.codes = args->codes, job.scales = args->scales;
   return moe_mx_quantize_run_(ctx, &job, args->rows, args->columns);

@@ -34,9 +34,9 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
 /* One group, of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
-  uint32_t amax = kernels->magnitude(x, n);
+  uint32_t amax = kernels->magnitude[MOE_DTYPE_F32](x, n);
   if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
-  const int nan = r->format.nan == 0 && kernels->magnitude(x, n) >= 0x7f800000u;
+  const int nan = r->format.nan == 0 && kernels->magnitude[MOE_DTYPE_F32](x, n) >= 0x7f800000u;
   const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(&r->rule, amax);
   kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
   kernels->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);

@@ -6,6 +6,7 @@ typedef struct moe_scaled_job_ {
   moe_kernels kernels;
   moe_element_format_ format;
   moe_cast_ cast;
+  moe_numbers_ numbers;
   moe_dtype dtype;
   int decode, given;
   int64_t rows, columns, size;
@@ -26,6 +27,7 @@ enum { MOE_SCALED_STRIP_ = 1024 };
 /* The columns [first, first+n) of an item's rows [row, end). */
 typedef struct moe_scaled_area_ {
   int64_t row, end, first, n;
+  int numbers; /* it was seen to hold nothing else */
 } moe_scaled_area_;
 
 MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
@@ -40,9 +42,25 @@ MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, 
     job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
 }
 
-MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, const float *x, int64_t n) {
-  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude(x, n);
-  return most < 0x7f800000u ? most : moe_mx_finite_magnitude_(x, n);
+/* n plain elements, from or to x. */
+MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, int64_t row, int64_t column, int64_t n) {
+  const int64_t at = row * job->columns + column;
+  if (job->decode)
+    job->kernels.store_row[job->dtype](job->to + at * job->size, x, n);
+  else
+    job->kernels.store_codes[1](job->to_codes + at, x, n, &job->format, &job->cast);
+}
+
+/* The largest that is finite, of at most a strip. */
+MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_area_ *a, int64_t row, int64_t column,
+                                      int64_t n) {
+  float x[MOE_SCALED_STRIP_];
+  const char *from = job->from + (row * job->columns + column) * job->size;
+  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude[job->dtype](from, n);
+  if (most < 0x7f800000u) return most;
+  a->numbers = 0;
+  moe_scaled_load_(job, x, row, column, n);
+  return moe_mx_finite_magnitude_(x, n);
 }
 
 MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
@@ -53,17 +71,17 @@ MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
 }
 
 /* The scales of an item's blocks: of many narrow ones, or of one that may be wider than a strip. */
-MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
-  float x[MOE_SCALED_STRIP_];
+MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
   uint32_t amax[MOE_SCALED_STRIP_] = {0};
   float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
   const int64_t blocks = moe_ceil_div_(a->n, job->block_columns);
+  a->numbers = 1;
   for (int64_t row = a->row; row < a->end; row++)
     for (int64_t at = 0, n; at < a->n; at += n) {
       n = moe_min_(MOE_SCALED_STRIP_, a->n - at);
-      moe_scaled_load_(job, x, row, a->first + at, n);
       for (int64_t i = 0; i < n; i += job->block_columns) {
-        const uint32_t most = moe_scaled_magnitude_(job, x + i, moe_min_(job->block_columns, n - i));
+        const int64_t part = moe_min_(job->block_columns, n - i);
+        const uint32_t most = moe_scaled_magnitude_(job, a, row, a->first + at + i, part);
         uint32_t *block = amax + (at + i) / job->block_columns;
         if (most > *block) *block = most;
       }
@@ -71,37 +89,62 @@ MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, const moe_scaled_area_ 
   for (int64_t b = 0; b < blocks; b++) scales[b] = moe_scaled_scale_of_(job, amax[b]);
 }
 
-/* Column by column: the scales, or their reciprocals. */
-MOE_FN void moe_scaled_factors_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t at, int64_t n,
-                                float *factor) {
+/* What codes or, to codes, plain elements are multiplied by. */
+MOE_FN float moe_scaled_factor_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
+  const float scale = *moe_scaled_scale_(job, row, column);
+  return job->decode ? scale : 1.0f / scale;
+}
+
+/* A row of narrow blocks. */
+MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t column, int64_t n) {
+  float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
   for (int64_t i = 0, end; i < n; i = end) {
-    const int64_t column = a->first + at + i;
-    const float scale = *moe_scaled_scale_(job, a->row, column), value = job->decode ? scale : 1.0f / scale;
-    end = moe_min_(n, i + job->block_columns - column % job->block_columns);
+    const float value = moe_scaled_factor_(job, row, column + i);
+    end = moe_min_(n, i + job->block_columns - (column + i) % job->block_columns);
     for (int64_t j = i; j < end; j++) factor[j] = value;
+  }
+  moe_scaled_load_(job, x, row, column, n);
+  job->kernels.multiply_row(x, factor, n);
+  moe_scaled_store_(job, x, row, column, n);
+}
+
+/* A row of one block. */
+MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, int numbers, int64_t row, int64_t column, int64_t n) {
+  const float factor = moe_scaled_factor_(job, row, column);
+  const int plain = factor > 0 && factor < 0x1p127f;
+  moe_numbers_ q = job->numbers;
+  q.factor = factor, q.known = numbers;
+  for (int64_t i = 0, done; i < n; i += done) {
+    const int64_t at = row * job->columns + column + i, groups = plain ? (n - i) / MOE_MX_GROUP_ : 0;
+    if (job->decode)
+      done = job->kernels.dequantize_groups[job->dtype](job->to + at * job->size, job->codes + at, NULL, groups, &q);
+    else
+      done = job->kernels.quantize_groups[job->dtype](job->to_codes + at, NULL, job->from + at * job->size, groups, &q);
+    done *= MOE_MX_GROUP_;
+    if (done > 0) continue;
+    float x[MOE_MX_GROUP_];
+    done = moe_min_(MOE_MX_GROUP_, n - i);
+    moe_scaled_load_(job, x, row, column + i, done);
+    job->kernels.scale_row(x, factor, done);
+    moe_scaled_store_(job, x, row, column + i, done);
   }
 }
 
 MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
-  float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
-  for (int64_t at = 0, n; at < a->n; at += n) {
-    n = moe_min_(MOE_SCALED_STRIP_, a->n - at);
-    moe_scaled_factors_(job, a, at, n, factor);
-    for (int64_t row = a->row; row < a->end; row++) {
-      const int64_t place = row * job->columns + a->first + at;
-      moe_scaled_load_(job, x, row, a->first + at, n);
-      job->kernels.multiply_row(x, factor, n);
-      if (job->decode)
-        job->kernels.store_row[job->dtype](job->to + place * job->size, x, n);
+  const int narrow = job->block_columns < MOE_MX_GROUP_;
+  for (int64_t row = a->row; row < a->end; row++)
+    for (int64_t at = 0, n; at < a->n; at += n) {
+      n = moe_min_(narrow ? MOE_SCALED_STRIP_ : job->block_columns, a->n - at);
+      if (narrow)
+        moe_scaled_narrow_(job, row, a->first + at, n);
       else
-        job->kernels.store_codes[1](job->to_codes + place, x, n, &job->format, &job->cast);
+        moe_scaled_wide_(job, a->numbers, row, a->first + at, n);
     }
-  }
 }
 
 MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
-  moe_scaled_area_ a = {item / job->spans * job->block_rows, 0, item % job->spans * job->span, 0};
+  moe_scaled_area_ a = {item / job->spans * job->block_rows, 0, item % job->spans * job->span, 0, 0};
   a.end = moe_min_(job->rows, a.row + job->block_rows);
   a.n = moe_min_(job->span, job->columns - a.first);
   (void)turn;
@@ -146,6 +189,10 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   MOE_TRY(moe_scaled_check_(ctx, job, element));
   const uint8_t most = (uint8_t)job->format.max;
   job->kernels = moe_kernels_();
+  job->numbers = moe_numbers_of_(&job->format, &job->cast);
+  job->numbers.bounded = 1;
+  if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
+    job->numbers.ahead += moe_min_(1024, job->columns / MOE_MX_GROUP_);
   job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
   job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
   job->spans = moe_ceil_div_(job->columns, job->span);
