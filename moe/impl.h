@@ -30,6 +30,9 @@ MOE_EXACT_BEGIN
 
 /* --- one region per instruction set --- */
 
+#if MOE_X86 /* where it only stands in for what a processor lacks */
+MOE_QUICK_BEGIN
+#endif
 #include "isa/scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
@@ -38,6 +41,9 @@ MOE_EXACT_BEGIN
 #define MOE_BF16_BY_MODE 0
 #include "kernel/all.inl"
 #include "kernel/end.inl"
+#if MOE_X86
+MOE_QUICK_END
+#endif
 
 #if MOE_X86
 
@@ -76,19 +82,19 @@ MOE_TARGET_END
 #include "kernel/dispatch.h"
 #include "kernel/product.h"
 
-#include "layer/convert.h"
-#include "layer/element.h"
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"
 #include "layer/router.h"
+
+MOE_QUICK_BEGIN
+
 #include "layer/router_bwd.h"
-#include "layer/router_loss.h"
 #include "layer/route_blocks.h"
+#include "layer/convert.h"
+#include "layer/element.h"
+#include "layer/router_loss.h"
 #include "layer/activation.h"
-
-MOE_ARRANGE_BEGIN
-
 #include "layer/group.h"
 #include "layer/expert_stage.h"
 #include "layer/mx_layout_map.h"
@@ -113,7 +119,7 @@ MOE_ARRANGE_BEGIN
 #include "layer/blockwise_bwd.h"
 #include "layer/grouped_gemm.h"
 
-MOE_ARRANGE_END
+MOE_QUICK_END
 
 MOE_EXACT_END
 

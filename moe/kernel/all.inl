@@ -12,9 +12,11 @@
 #define MOE_FORMAT_TYPE float
 #include "format.inl"
 #include "groups.inl"
+MOE_QUICK_BEGIN
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
+MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
@@ -22,21 +24,50 @@
 #define MOE_FORMAT_TYPE moe_bf16
 #include "format.inl"
 #include "groups.inl"
+MOE_QUICK_BEGIN
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
+MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
+MOE_QUICK_BEGIN
 #include "format.inl"
 #include "groups.inl"
 #if MOE_BF16_BY_MODE
 #include "stream.inl"
 #endif
+MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
+
+MOE_QUICK_BEGIN
+#if MOE_BF16_BY_MODE
+#define MOE_FORMAT fp8
+#define MOE_FORMAT_TYPE uint8_t
+#include "stream.inl"
+#undef MOE_FORMAT
+#undef MOE_FORMAT_TYPE
+#endif
+
+#define MOE_CODES_BITS 4
+#define MOE_SCALED MOE_K(scaled_e2m1)
+#define MOE_PLAIN MOE_K(plain_e2m1)
+#include "pack_codes.inl"
+#undef MOE_CODES_BITS
+#undef MOE_SCALED
+#undef MOE_PLAIN
+
+#define MOE_CODES_BITS 8
+#define MOE_SCALED MOE_K(scaled_fp8)
+#define MOE_PLAIN MOE_K(plain_fp8)
+#include "pack_codes.inl"
+#undef MOE_CODES_BITS
+#undef MOE_SCALED
+#undef MOE_PLAIN
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
@@ -87,3 +118,4 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->exp_row = MOE_K(exp_row);
   t->score_row = MOE_K(score_row);
 }
+MOE_QUICK_END

@@ -65,35 +65,6 @@ MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
 }
 
-#if MOE_BF16_BY_MODE
-#define MOE_FORMAT fp8
-#define MOE_FORMAT_TYPE uint8_t
-
-/* See the other formats'; the plain way, unless a code wants the general one. */
-MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
-                                    MOE_V(f) *b) {
-  const moe_element_format_ f = *s->format;
-  MOE_V(i) codes[4 * MOE_TILE_VECTORS], special = MOE_V(set1i)(0u);
-  MOE_UNROLL
-  for (int i = 0; i < 4 * pairs; i++) {
-    const char *at = src + i / 2 * s->stride + i % 2 * MOE_W;
-    const int64_t left = i / 2 < k ? n - i % 2 * MOE_W : 0;
-    codes[i] = left >= MOE_W ? MOE_V(loadu8)(at) : left > 0 ? MOE_V(loadu8n)(at, left) : MOE_V(set1i)(0u);
-    const MOE_V(i) magnitude = MOE_V(andi)(codes[i], MOE_V(set1i)(127u)); /* within [first_normal, first_infinity)? */
-    const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(f.first_infinity - 1), magnitude);
-    special = MOE_V(ori)(special, MOE_V(ori)(above, MOE_V(subi)(magnitude, MOE_V(set1i)(f.first_normal))));
-    b[i] = MOE_K(plain_fp8)(codes[i], 0, MOE_V(set1i)(127u), &f);
-  }
-  if (!MOE_V(anyi)(MOE_V(srli)(special, 31))) return;
-  MOE_UNROLL
-  for (int i = 0; i < 4 * pairs; i++) b[i] = MOE_K(fp8)(codes[i], 0, &f);
-}
-
-#include "stream.inl"
-#undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#endif
-
 /* The code of a float that is a number, without its sign and without bound, in the lower 16 bits; the others are left
    as they fall. The sum with a power of two, 2^shift times the float's or the least normal's, rounds it to nearest,
    ties to even: its last bits count the code's steps above that power. `big` adds to them what makes it the code, but
@@ -126,18 +97,28 @@ MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q)
   return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
 }
 
-#define MOE_CODES_BITS 4
-#define MOE_SCALED MOE_K(scaled_e2m1)
-#define MOE_PLAIN MOE_K(plain_e2m1)
-#include "pack_codes.inl"
-#undef MOE_CODES_BITS
-#undef MOE_SCALED
-#undef MOE_PLAIN
+MOE_FN void MOE_K(fp8_vectors)(MOE_V(f) *x, const MOE_V(i) *codes, int n, const moe_element_format_ *f) {
+  for (int i = 0; i < n; i++) x[i] = MOE_K(fp8)(codes[i], 0, f);
+}
 
-#define MOE_CODES_BITS 8
-#define MOE_SCALED MOE_K(scaled_fp8)
-#define MOE_PLAIN MOE_K(plain_fp8)
-#include "pack_codes.inl"
-#undef MOE_CODES_BITS
-#undef MOE_SCALED
-#undef MOE_PLAIN
+/* The stream_load of fp8: the plain way, unless a code wants the general one. */
+MOE_INLINE void MOE_K(stream_load_fp8)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
+                                        MOE_V(f) *b) {
+  const moe_element_format_ f = *s->format;
+  MOE_V(i) codes[4 * MOE_TILE_VECTORS], special = MOE_V(set1i)(0u);
+  MOE_UNROLL
+  for (int i = 0; i < 4 * pairs; i++) {
+    const char *at = src + i / 2 * s->stride + i % 2 * MOE_W;
+    const int64_t left = i / 2 < k ? n - i % 2 * MOE_W : 0;
+    codes[i] = left >= MOE_W ? MOE_V(loadu8)(at) : left > 0 ? MOE_V(loadu8n)(at, left) : MOE_V(set1i)(0u);
+    const MOE_V(i) magnitude = MOE_V(andi)(codes[i], MOE_V(set1i)(127u)); /* within [first_normal, first_infinity)? */
+    const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(f.first_infinity - 1), magnitude);
+    special = MOE_V(ori)(special, MOE_V(ori)(above, MOE_V(subi)(magnitude, MOE_V(set1i)(f.first_normal))));
+    b[i] = MOE_K(plain_fp8)(codes[i], 0, MOE_V(set1i)(127u), &f);
+  }
+  if (!MOE_V(anyi)(MOE_V(srli)(special, 31))) return;
+  MOE_V(f) any[4 * MOE_TILE_VECTORS];
+  MOE_K(fp8_vectors)(any, codes, 4 * pairs, s->format);
+  MOE_UNROLL
+  for (int i = 0; i < 4 * pairs; i++) b[i] = any[i];
+}

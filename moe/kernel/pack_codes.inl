@@ -168,8 +168,8 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_fo
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
 
 /* Words of W columns from code `at` on, transposed, and their scales. Returns whether they want the general way. */
-MOE_INLINE int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, int fetch,
-                                  const moe_element_format_ *format, MOE_V(i) *words, MOE_V(i) *scales) {
+MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, int fetch,
+                              const moe_element_format_ *format, MOE_V(i) *words, MOE_V(i) *scales) {
   const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8 + col * c->stride;
   const int64_t end = moe_min_(c->k, at + MOE_KC(codes));
   if (MOE_W > 1 && col + MOE_W <= c->n && at + MOE_KC(codes) <= c->k && c->group == 4 * MOE_CODES_BITS) {
