@@ -78,8 +78,8 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_resul
   result->limit = bench_median(limit, runs), result->share = bench_median(share, runs);
 }
 
-/* What the kernels' converting of codes allows, where a few tokens meet quantised weights: the same operation at its best
-   on one expert whose weights stay in a core's own cache, as often as there are threads. */
+/* What the kernels' converting of codes allows, where a few tokens meet quantised weights: the same operation at its
+   best on one expert whose weights stay in a core's own cache, as often as there are threads. */
 static double bench_conversion(const bench_setting *set, const bench_result *r) {
   enum { runs = 15, cached = 768 << 10 };
   double least = 0;

@@ -43,8 +43,9 @@
 #error "moe.h needs gcc or clang"
 #endif
 
-/* Code that runs as fast when it is compiled in half the time: what only arranges the kernels' work, and kernels that are all
-   intrinsics and unrolled loops. gcc takes -O1 for it; clang must not unroll or inline beyond what is asked for. */
+/* Code that runs as fast when it is compiled in half the time: what only arranges the kernels' work, and kernels that
+   are all intrinsics and unrolled loops. gcc takes -O1 for it; clang must not unroll or inline beyond what is asked
+   for. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_BEGIN MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
 #define MOE_QUICK_END MOE_PRAGMA(clang attribute pop)

@@ -1,9 +1,10 @@
-/* Codes of narrow elements, in 32-bit lanes, to float and back; and codes in the lanes' bits from `at` on times the power of two
-   that the lanes' E8M0 bytes say. All of it is exact but for encoding, and without subnormal operands: fit for use in any
-   floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and, in fp8, codes of normal numbers. */
+/* Codes of narrow elements, in 32-bit lanes, to float and back; and codes in the lanes' bits from `at` on times the
+   power of two that the lanes' E8M0 bytes say. All of it is exact but for encoding, and without subnormal operands: fit
+   for use in any floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and, in fp8, codes of
+   normal numbers. */
 
-/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those at a
-   midpoint past it, and no other across one. */
+/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those
+   at a midpoint past it, and no other across one. */
 MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, const moe_cast_ *cast) {
   const MOE_V(i) bits = MOE_V(casti)(x), given = MOE_V(andi)(bits, MOE_V(set1i)(0x7fffffffu));
   const MOE_V(i) magnitude = MOE_V(ori)(given, MOE_V(set1i)(cast->away)), magic = MOE_V(set1i)(f->magic);

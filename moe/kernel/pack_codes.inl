@@ -80,7 +80,8 @@ MOE_INLINE MOE_V(i) MOE_KC(codes_words)(const moe_codes_ *c, const uint8_t *colu
   const int64_t bytes = moe_min_(4 * MOE_W, (left * MOE_CODES_BITS + 7) / 8);
   uint8_t word[4 * MOE_W] = {0};
   __builtin_prefetch(column + c->ahead);
-  for (int64_t b = 0; b < bytes; b += run) memcpy(word + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
+  for (int64_t b = 0; b < bytes; b += run)
+    memcpy(word + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
   if (MOE_W > 1) return MOE_V(loadi)(word);
   return MOE_V(set1i)((uint32_t)word[0] | (uint32_t)word[1] << 8 | (uint32_t)word[2] << 16 | (uint32_t)word[3] << 24);
 }

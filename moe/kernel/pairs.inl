@@ -1,5 +1,5 @@
-/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product. Where an
-   all-f32 kernel does two fused multiply-adds per pair of k, this does one dot product, to the same bits. */
+/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product. Where
+   an all-f32 kernel does two fused multiply-adds per pair of k, this does one dot product, to the same bits. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
@@ -8,12 +8,14 @@ MOE_INLINE void MOE_K(pack_whole_pairs)(uint32_t *p, const moe_rows_ *rows, int6
     const char *even = moe_row_(rows, 2 * r), *odd = moe_row_(rows, 2 * r + 1);
     MOE_UNROLL
     for (int j = 0; j < vectors; j++)
-      MOE_V(storei)(p + j * MOE_W, MOE_K(join)(MOE_V(loadu16)(even + 2 * j * MOE_W), MOE_V(loadu16)(odd + 2 * j * MOE_W)));
+      MOE_V(storei)
+      (p + j * MOE_W, MOE_K(join)(MOE_V(loadu16)(even + 2 * j * MOE_W), MOE_V(loadu16)(odd + 2 * j * MOE_W)));
   }
 }
 
 /* The pair panel's columns [col, col+width) from k rows of bf16; whole parts, of 32 or 64 columns, the quick way. */
-MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n) {
+MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k,
+                                   int64_t n) {
   uint32_t *p = (uint32_t *)panel + col;
   const MOE_V(i) zero = MOE_V(set1i)(0u);
   int64_t done = 0;
@@ -29,7 +31,8 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
     for (; i + MOE_W <= n; i += MOE_W)
       MOE_V(storei)(p + i, MOE_K(join)(MOE_V(loadu16)(even + 2 * i), odd ? MOE_V(loadu16)(odd + 2 * i) : zero));
     if (i < n) {
-      MOE_V(storei)(p + i, MOE_K(join)(MOE_V(loadu16n)(even + 2 * i, n - i), odd ? MOE_V(loadu16n)(odd + 2 * i, n - i) : zero));
+      const MOE_V(i) beside = odd ? MOE_V(loadu16n)(odd + 2 * i, n - i) : zero;
+      MOE_V(storei)(p + i, MOE_K(join)(MOE_V(loadu16n)(even + 2 * i, n - i), beside));
       i += MOE_W;
     }
     for (; i < width; i += MOE_W) MOE_V(storei)(p + i, zero);
@@ -42,7 +45,9 @@ MOE_INLINE void MOE_K(pack_square_pairs)(uint32_t *panel, const char *src, int64
   MOE_V(i) square[MOE_W];
   MOE_UNROLL
   for (int i = 0; i < MOE_W; i++)
-    square[i] = i >= n ? MOE_V(set1i)(0u) : left >= 2 * MOE_W ? MOE_V(loadi)(src + i * stride) : MOE_V(loadi16n)(src + i * stride, left);
+    square[i] = i >= n               ? MOE_V(set1i)(0u)
+                : left >= 2 * MOE_W ? MOE_V(loadi)(src + i * stride)
+                                    : MOE_V(loadi16n)(src + i * stride, left);
   MOE_V(transpose)(square);
   for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
 }

@@ -1,7 +1,8 @@
-/* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces whose packed
-   panel fits the first-level cache: gathers the rows' piece side by side (converted where the panel's type asks for it), and
-   for every panel packs a piece and multiplies it with all rows, while the next piece's memory is fetched; so weights are read
-   once, whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
+/* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
+   whose packed panel fits the first-level cache: gathers the rows' piece side by side (converted where the panel's type
+   asks for it), and for every panel packs a piece and multiplies it with all rows, while the next piece's memory is
+   fetched; so weights are read once, whether there is one row or hundreds. A few rows are multiplied with the weights
+   as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
@@ -27,14 +28,14 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
   return moe_mul3_(moe_add_(k, k & 1), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
 }
 
-/* ------------------------------------------------------------------------------------------------------ left operand */
+/* ----------------------------------------------------------------------------------------------------- left operand */
 
 typedef struct moe_left_ {
   const char *row[MOE_ROWS_MAX]; /* first element of each row */
   int64_t rows, step;            /* bytes from a pair of elements to the next: see moe_tile_ */
   moe_dtype dtype;
-  /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`), or
-     one piece at a time; `held`: all pieces are there already. */
+  /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`),
+     or one piece at a time; `held`: all pieces are there already. */
   char *gathered;
   int keep, held;
 } moe_left_;
@@ -61,11 +62,11 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
 }
 
-/* ----------------------------------------------------------------------------------------------------- right operand */
+/* ---------------------------------------------------------------------------------------------------- right operand */
 
-/* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed, element (k, n) of
-   part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part; transposed, column n is
-   contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves. */
+/* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed,
+   element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part;
+   transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves. */
 typedef struct moe_right_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;
@@ -76,8 +77,8 @@ typedef struct moe_right_ {
   moe_dtype dtype;
   int64_t bits; /* of an element */
   int64_t k;
-  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32 panel, an odd
-     k rounded up. In bf16 products all values must be bf16's, or subnormal. */
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32
+     panel, an odd k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
   const moe_element_format_ *format; /* (optional) What unpacks itself is rows of these codes, unscaled */
   /* (optional) Adds a few rows' products with one panel's columns, all of k, while it unpacks them. */
@@ -155,8 +156,8 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) will be read from, as far as it is known. What unpacks itself fetches its next piece,
-   too. */
+/* The memory that elements [from, from+k) will be read from, as far as it is known. What unpacks itself fetches its
+   next piece, too. */
 MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
   const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
   const moe_ahead_ none = {0};
@@ -194,11 +195,13 @@ typedef struct moe_operands_ {
   const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
 
-/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even where they need
-   no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the cache. */
+/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even
+   where they need no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the
+   cache. */
 MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
 
-/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them whole. */
+/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them
+   whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW || moe_in_panel_(left)) return 0;
   if (right->format) return kernels->stream_fp8 != NULL;
@@ -231,8 +234,8 @@ typedef struct moe_piece_at_ {
   moe_ahead_ ahead, *into;
 } moe_piece_at_;
 
-/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead or, if nothing is left of that, the
-   next one's products. */
+/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead or, if nothing is left of
+   that, the next one's products. */
 MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < left->rows ? i + MOE_TILE_ROWS : 0;
   tile->soon = piece->gathered ? piece->gathered + next * MOE_PIECE_ROW_BYTES_ : (const char *)tile->panel;
@@ -246,8 +249,8 @@ MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, in
   tile->fetch_stride = 32; /* a tile's lines are fewer than its steps */
 }
 
-/* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be gathered.
-   Each of the panels fetches its share. */
+/* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be
+   gathered. Each of the panels fetches its share. */
 MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
                             int64_t panels) {
   const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;

@@ -1,11 +1,11 @@
-/* A few rows times a panel's columns of codes (see pack_codes_columns) over all of k, without the panel: codes become floats a
-   few columns' vectors at a time and are multiplied where they are. Included for codes of 4 and of 8 bits. */
+/* A few rows times a panel's columns of codes (see pack_codes_columns) over all of k, without the panel: codes become
+   floats a few columns' vectors at a time and are multiplied where they are. Included for codes of 4 and of 8 bits. */
 
 enum { MOE_KC(vectors) = 4, MOE_KC(wide) = MOE_KC(vectors) * MOE_W }; /* so many sums hide the latency of a product */
 
 /* MOE_TILE_VECTORS codes of every column, from bit `at` of its words on. */
-MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *byte, int64_t w, int at,
-                                    const moe_element_format_ *format, const float *x, float *c) {
+MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *byte, int64_t w,
+                                    int at, const moe_element_format_ *format, const float *x, float *c) {
   MOE_V(f) b[4 * MOE_TILE_VECTORS];
   MOE_UNROLL
   for (int q = 0; q < MOE_TILE_VECTORS; q++) {

@@ -1,7 +1,7 @@
 /* One table of kernels per instruction set, and the terms they share.
 
-   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of which product.h gathers
-   a cache-sized piece at a time from where they lie. Panels come in two kinds:
+   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of which product.h
+   gathers a cache-sized piece at a time from where they lie. Panels come in two kinds:
      MOE_PANEL_F32    float [K][64], K rounded up to even
      MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs
    A packed panel can also serve as A^T: its columns are rows whose elements lie a panel row apart. */
@@ -99,9 +99,9 @@ typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
-/* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie `step`
-   bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is fetched, which
-   then moves on by `fetch_stride`, and the line at `soon`, which moves on by a line. */
+/* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie
+   `step` bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is
+   fetched, which then moves on by `fetch_stride`, and the line at `soon`, which moves on by a line. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, step, k;
@@ -114,9 +114,9 @@ typedef struct moe_tile_ {
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 
-/* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n elements in
-   each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at
-   c[panel * c_stride + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
+/* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n
+   elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
+   + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_stream_ {
   const moe_element_format_ *format; /* of codes */
   const float *x; /* element q of row i at x[i * x_stride + q] */
@@ -129,10 +129,11 @@ typedef struct moe_stream_ {
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
 /* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
-   pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale rows
-   scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by side, columns
-   `stride` apart, `group` bytes from 32 codes to the next 32; its scale bytes lie scale_group apart, columns scale_stride.
-   scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
+   pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale
+   rows scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by
+   side, columns `stride` apart, `group` bytes from 32 codes to the next 32; its scale bytes lie scale_group apart,
+   columns scale_stride. scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32.
+   */
 /* A scale byte with which no normal element under- or overflows. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
@@ -167,10 +168,11 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* an f32 panel of bf16 values; where there are pairs */
+  void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16 products rely on the flushing mode */
   moe_stream_fn_ stream_fp8; /* columns of codes */
-  /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or NULL. */
+  /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
+     NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
   void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
   void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */

@@ -1,7 +1,8 @@
 /* The f32 product tile: MOE_TILE_ROWS x MOE_TILE_VECTORS accumulators stay in registers. The instruction set sets
    MOE_TILE_VECTORS (vectors side by side) to fit its register file; the panel's 64 columns are walked in that width. */
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c, int flush) {
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c,
+                                    int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
   const int64_t step = t->step, half = step / 2, k = t->k, fetch_stride = col ? 0 : t->fetch_stride;
@@ -28,7 +29,8 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
       for (int i = 0; i < rows; i++) {
         MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at + odd * half));
         MOE_UNROLL
-        for (int j = 0; j < MOE_TILE_VECTORS; j++) acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma)(a, b[j], acc[i][j]);
+        for (int j = 0; j < MOE_TILE_VECTORS; j++)
+          acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma)(a, b[j], acc[i][j]);
       }
     }
   }

@@ -1,4 +1,5 @@
-/* The codes a stream will read next, fetched a few lines per step in the order they lie in, which the memory system follows. */
+/* The codes a stream will read next, fetched a few lines per step in the order they lie in, which the memory system
+   follows. */
 #ifndef MOE_KERNEL_WALK_H
 #define MOE_KERNEL_WALK_H
 

@@ -1,6 +1,7 @@
-/* Stage: sums over a token's experts. For every chunk of tokens and panel of hidden columns one lane walks the chunk's rows
-   in block order, multiplies them with their expert's panel and adds into the chunk's outputs; nobody else touches these, so
-   the order of every sum is fixed. Serves the forward's down projection and the backward's gradient of the hidden states. */
+/* Stage: sums over a token's experts. For every chunk of tokens and panel of hidden columns one lane walks the chunk's
+   rows in block order, multiplies them with their expert's panel and adds into the chunk's outputs; nobody else touches
+   these, so the order of every sum is fixed. Serves the forward's down projection and the backward's gradient of the
+   hidden states. */
 #ifndef MOE_LAYER_COMBINE_H
 #define MOE_LAYER_COMBINE_H
 

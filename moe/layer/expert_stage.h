@@ -1,5 +1,5 @@
-/* A stage that multiplies every expert's rows with the expert's own weights: gate and up, back through down, grouped GEMM. Its
-   work items are an expert and a few panels of columns. */
+/* A stage that multiplies every expert's rows with the expert's own weights: gate and up, back through down, grouped
+   GEMM. Its work items are an expert and a few panels of columns. */
 #ifndef MOE_LAYER_EXPERT_STAGE_H
 #define MOE_LAYER_EXPERT_STAGE_H
 

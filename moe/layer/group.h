@@ -1,5 +1,5 @@
-/* Grouped products: rows sorted by expert, each group times its own expert's weights, 64 columns at a time. What the blockwise
-   layer and the grouped GEMM share: the groups, the order of work items, and every lane's scratch memory. */
+/* Grouped products: rows sorted by expert, each group times its own expert's weights, 64 columns at a time. What the
+   blockwise layer and the grouped GEMM share: the groups, the order of work items, and every lane's scratch memory. */
 #ifndef MOE_LAYER_GROUP_H
 #define MOE_LAYER_GROUP_H
 
@@ -86,8 +86,8 @@ MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn) {
   return lane;
 }
 
-/* Rows [first, first+count) of stage `of` as left operand, elements [from, from+k); multiplied again right away, even by
-   the lane's next item, they are not gathered again. */
+/* Rows [first, first+count) of stage `of` as left operand, elements [from, from+k); multiplied again right away, even
+   by the lane's next item, they are not gathered again. */
 MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const void *of, const moe_rows_ *rows,
                            int64_t first, int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
   const int64_t bytes = moe_gathered_bytes_(group, count, k);
@@ -111,7 +111,8 @@ MOE_FN int64_t moe_rows_at_once_(int64_t rows) {
   return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, MOE_ROWS_MAX)) : 0;
 }
 
-/* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on it. */
+/* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on
+   it. */
 MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panels, int64_t most) {
   int64_t n = moe_min_(most, panels);
   while (n > 1 && others * moe_ceil_div_(panels, n) < 4 * lanes) n = moe_ceil_div_(n, 2);

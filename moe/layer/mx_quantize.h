@@ -24,9 +24,9 @@ typedef struct moe_mx_quantize_job_ {
 
 /* ----------------------------------------------------------------------------------------------------------- scales */
 
-/* With amax = m*2^e and the format's largest number M*2^emax, m and M in [1,2), every rule is e - emax + offset, and one more
-   from some m on: where adding to the fraction's bits carries into the exponent. So emax >= 2 keeps the byte below 254, and
-   takes it to 0 for all subnormals. */
+/* With amax = m*2^e and the format's largest number M*2^emax, m and M in [1,2), every rule is e - emax + offset, and
+   one more from some m on: where adding to the fraction's bits carries into the exponent. So emax >= 2 keeps the byte
+   below 254, and takes it to 0 for all subnormals. */
 MOE_FN moe_scale_ moe_mx_scale_rule_(moe_scale_rule rule, const moe_element_format_ *f) {
   const uint32_t one = 1u << 23, top = (f->max << (23 - f->fraction) & (one - 1)) | one;
   moe_scale_ s = {0, f->bias - (int)(f->max >> f->fraction)};
