@@ -181,8 +181,8 @@ static void test_mx(void **state) {
   }
 }
 
-/* Rows on both sides of where weights are packed instead of being multiplied as they stream past; whole panels, lines of
-   codes and groups, and parts of them. */
+/* Rows on both sides of where weights are packed instead of being multiplied as they stream past; whole panels, lines
+   of codes and groups, and parts of them. */
 static void test_row_counts(void **state) {
   static const int64_t rows[] = {1, 3, 32, 33, 70}, lengths[] = {64, 96, 128, 256, 40, 300};
   const moe_dtype dtype = *(const moe_dtype *)*state;

@@ -96,6 +96,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \
   t->store_codes[i] = MOE_CAT(moe_store_codes_##bits##_, MOE_ISA);                    \
+  t->pack_words_row[i] = MOE_CAT(moe_pack_words_row_##bits##_, MOE_ISA);              \
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
 #if MOE_BF16_BY_MODE

@@ -33,17 +33,15 @@ MOE_FN void MOE_KC(store_codes)(uint8_t *dst, const float *src, int64_t n, const
   }
 }
 
-MOE_INLINE MOE_V(i) MOE_KC(row_scales)(const moe_codes_ *c, const uint8_t *scale, int64_t i, int64_t n) {
-  if (!scale || i >= n) return MOE_V(set1i)(127u);
-  if (!c->scale_each) return MOE_V(set1i)(scale[i / 32]);
-  return n - i >= MOE_W ? MOE_V(loadu8)(scale + i) : MOE_V(loadu8n)(scale + i, n - i);
+MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n) {
+  return MOE_V(set1i)(!scale || i >= n ? 127u : scale[i / 32]);
 }
 
 /* A whole row in the plain way; 0 where that does not do. */
 MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
                                       const moe_element_format_ *format) {
   MOE_V(i) special = MOE_V(set1i)(0u);
-  if (MOE_W == 1 || c->scale_each) return 0;
+  if (MOE_W == 1) return 0;
   for (int64_t part = 0; part < c->width; part += 32) {
     const uint32_t byte = scale ? scale[part / 32] : 127u;
     if (!MOE_PLAIN_SCALE_(byte)) return 0;
@@ -70,7 +68,35 @@ MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
     if (n == c->width && MOE_KC(pack_plain_row)(p, c, row, scale, &format)) continue;
     for (int64_t i = 0; i < c->width; i += MOE_W)
       MOE_V(store)
-      (p + i, MOE_SCALED(MOE_KC(row_codes)(row, i, n), 0, MOE_KC(row_scales)(c, scale, i, n), &format));
+      (p + i, MOE_SCALED(MOE_KC(row_codes)(row, i, n), 0, MOE_KC(row_scale)(scale, i, n), &format));
+  }
+}
+
+/* A panel row of `width` columns from n words of four codes each, of which that from bit `shift` on is wanted; scale
+   bytes side by side. */
+MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, const uint8_t *scale, int64_t n,
+                                   int64_t width, const moe_element_format_ *format) {
+  enum { size = MOE_CODES_BITS / 2 };
+  for (int64_t i = 0; i < width; i += MOE_W) {
+    const int64_t left = n - i;
+    MOE_V(i) word = MOE_V(set1i)(0u), byte = word;
+    if (left >= MOE_W) {
+      word = size == 2 ? MOE_V(loadu16)(words + i * size) : MOE_V(loadi)(words + i * size);
+      byte = MOE_V(loadu8)(scale + i);
+    } else if (left > 0) {
+      word = size == 2 ? MOE_V(loadu16n)(words + i * size, left) : MOE_V(casti)(MOE_V(loadn)(words + i * size, left));
+      byte = MOE_V(loadu8n)(scale + i, left);
+    }
+    const MOE_V(i) code = MOE_V(srlv)(word, MOE_V(set1i)((uint32_t)shift));
+    const MOE_V(i) magnitude = MOE_V(andi)(code, MOE_V(set1i)(127u));
+    MOE_V(i) special = MOE_V(subi)(byte, MOE_V(set1i)(16u)); /* see MOE_PLAIN_SCALE_ */
+    special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(239u), byte));
+    if (MOE_CODES_BITS == 8) { /* within [first_normal, first_infinity)? */
+      special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(format->first_infinity - 1), magnitude));
+      special = MOE_V(ori)(special, MOE_V(subi)(magnitude, MOE_V(set1i)(format->first_normal)));
+    }
+    if (MOE_V(anyi)(MOE_V(srli)(special, 31))) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
+    else MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
   }
 }
 

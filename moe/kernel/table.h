@@ -130,10 +130,9 @@ typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
 /* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale
-   rows scale_stride apart. With scale_each every code has its own. pack_codes_columns: a column's codes lie side by
-   side, columns `stride` apart, `group` bytes from 32 codes to the next 32; its scale bytes lie scale_group apart,
-   columns scale_stride. scale NULL: 1. Two codes of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32.
-   */
+   rows scale_stride apart. pack_codes_columns: a column's codes lie side by side, columns `stride` apart, `group` bytes
+   from 32 codes to the next 32; its scale bytes lie scale_group apart, columns scale_stride. scale NULL: 1. Two codes
+   of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
 /* A scale byte with which no normal element under- or overflows. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
@@ -141,7 +140,7 @@ typedef struct moe_codes_ {
   const moe_element_format_ *format;
   const uint8_t *codes, *scale;
   int64_t stride, group, scale_stride, scale_group;
-  int split, scale_each;
+  int split;
   int64_t col, width, n, k;
   int64_t ahead; /* bytes from a code to one that will be wanted soon, to be fetched */
 } moe_codes_;
@@ -165,6 +164,10 @@ typedef struct moe_kernels {
   int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                                  const moe_numbers_ *numbers);
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
+  /* `width` columns of a row of an f32 panel from n words of four codes, that from bit `shift` on times its scale byte.
+     */
+  void (*pack_words_row[2])(float *row, const uint8_t *words, int shift, const uint8_t *scale, int64_t n,
+                            int64_t width, const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];

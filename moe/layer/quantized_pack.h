@@ -22,91 +22,27 @@ MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
   return codes;
 }
 
-/* ------------------------------------------------------------------------------------------------- any layout of MX */
+/* --------------------------------------------------------------------------------------------------------------- MX */
 
-/* An element of K along the columns of a part. */
-typedef struct moe_line_ {
-  const uint8_t *code;
-  int64_t step;    /* bytes from a column to the next */
-  int shift, word; /* bytes of a word, and where the code is in it */
-  const uint8_t *scale;
-  int64_t scale_step; /* 0: scales do not lie on a line */
-} moe_line_;
-
-MOE_FN moe_line_ moe_line_of_(const moe_mx_side_ *s, moe_mx_at_ *at, int64_t element) {
-  const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, element), within = position % MOE_MX_GROUP_;
-  moe_line_ line = {NULL, 0, 0, 1, NULL, 0};
-  at->group = position / MOE_MX_GROUP_;
-  line.scale = moe_mx_scale_at_(s, at);
-  if (s->scales != MOE_MX_SCALES_TILED_128X4)
-    line.scale_step = moe_mx_is_nki_(s->layout) ? 1 : moe_mx_column_scales_(s);
-  if (moe_mx_is_nki_(s->layout)) {
-    line.word = s->bits / 2;
-    line.step = line.word;
-    line.shift = (int)(position % MOE_MX_WORD_) * s->bits;
-    line.code = s->codes + moe_nki_word_at_(s, at, position / MOE_MX_WORD_) * line.word;
-    return line;
-  }
-  line.step = moe_mx_column_bytes_(s);
-  line.code = moe_mx_group_codes_(s, at);
-  if (s->layout == MOE_MX_LAYOUT_GGML) {
-    line.code += within % 16;
-    line.shift = within < 16 ? 0 : 4;
-  } else {
-    line.code += within * s->bits / 8;
-    line.shift = s->bits == 4 && within % 2 ? 4 : 0;
-  }
-  return line;
-}
-
-MOE_FN void moe_line_codes_(const moe_line_ *line, int64_t n, unsigned mask, uint8_t *to) {
-  const uint8_t *from = line->code;
-  for (int64_t c = 0; c < n && line->word == 1; c++, from += line->step) to[c] = (uint8_t)(*from >> line->shift & mask);
-  for (int64_t c = 0; c < n && line->word == 2; c++, from += 2) {
-    uint16_t word;
-    memcpy(&word, from, 2);
-    to[c] = (uint8_t)(word >> line->shift & mask);
-  }
-  for (int64_t c = 0; c < n && line->word == 4; c++, from += 4) {
-    uint32_t word;
-    memcpy(&word, from, 4);
-    to[c] = (uint8_t)(word >> line->shift & mask);
-  }
-}
-
-MOE_FN void moe_line_scales_(const moe_mx_side_ *s, const moe_line_ *line, moe_mx_at_ at, int64_t n, uint8_t *to) {
-  for (int64_t c = 0; c < n && line->scale_step; c++) to[c] = line->scale[c * line->scale_step];
-  for (int64_t c = 0; c < n && !line->scale_step; c++, at.column++) to[c] = *moe_mx_scale_at_(s, &at);
-}
-
-/* Code by code, each with its own scale: layouts whose neighbours do not lie side by side as a panel's do. */
-MOE_FN void moe_patch_pack_any_(const moe_weight_patch_ *p, float *panel) {
-  enum { row_bytes = MOE_PANEL };
+/* Trainium's layouts: of an element of K the words of all columns lie side by side, those of the next element
+   elsewhere. */
+MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
-  const unsigned mask = (1u << s->bits) - 1u;
-  uint8_t code[MOE_PIECE_F32_ * row_bytes], scale[MOE_PIECE_F32_ * row_bytes];
-  memset(code, 0, sizeof code);
+  const int64_t word = s->bits / 2;
+  const uint8_t *codes[MOE_PIECE_F32_], *scale[MOE_PIECE_F32_];
+  int shift[MOE_PIECE_F32_];
   for (int64_t e = 0; e < p->elements; e++) {
-    moe_mx_at_ at = {p->expert, p->part, p->column, 0, NULL};
-    const moe_line_ line = moe_line_of_(s, &at, p->element + e);
-    uint8_t codes_of[MOE_PIECE_F32_], scales_of[MOE_PIECE_F32_];
-    moe_line_codes_(&line, p->count, mask, codes_of);
-    moe_line_scales_(s, &line, at, p->count, scales_of);
-    for (int64_t c = 0; c < p->count; c++) {
-      const int64_t row = p->across ? c : e, col = p->across ? e : c;
-      scale[row * row_bytes + col] = scales_of[c];
-      code[row * row_bytes + col * s->bits / 8] |= (uint8_t)(codes_of[c] << (col * s->bits % 8));
-    }
+    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + e);
+    const moe_mx_at_ at = {p->expert, p->part, p->column, position / MOE_MX_GROUP_, NULL};
+    codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
+    scale[e] = moe_mx_scale_at_(s, &at);
+    shift[e] = (int)(position % MOE_MX_WORD_) * s->bits;
+    for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(codes[e] + byte);
   }
-  moe_codes_ codes = moe_patch_codes_(p);
-  codes.codes = code;
-  codes.scale = scale;
-  codes.stride = codes.scale_stride = row_bytes;
-  codes.scale_each = 1;
-  p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  for (int64_t e = 0; e < p->elements; e++)
+    p->kernels->pack_words_row[moe_wide_(&p->q->format)](panel + e * MOE_PANEL + p->col, codes[e], shift[e], scale[e],
+                                                         p->count, p->width, &p->q->format);
 }
-
-/* ----------------------------------------------------------------------------------- MX, elements of K side by side */
 
 /* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
 MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale) {
@@ -132,21 +68,46 @@ MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale)
   return codes;
 }
 
-MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+/* Forward. */
+MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
-  const int wide = moe_wide_(&p->q->format);
   uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL];
-  if (moe_mx_is_nki_(s->layout) ||
-      (p->across && (s->layout == MOE_MX_LAYOUT_GGML || s->scales != MOE_MX_SCALES_OWN))) {
-    moe_patch_pack_any_(p, panel);
+  if (moe_mx_is_nki_(s->layout)) {
+    moe_patch_pack_words_(p, panel);
     return;
   }
   moe_codes_ codes = moe_patch_columns_(p, scale);
-  codes.ahead = p->across ? p->count * codes.stride : p->elements / MOE_MX_GROUP_ * codes.group;
-  if (p->across)
-    p->kernels->pack_codes_rows[wide](panel, &codes);
-  else
-    p->kernels->pack_codes_columns[wide](panel, &codes);
+  codes.ahead = p->elements / MOE_MX_GROUP_ * codes.group;
+  p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
+}
+
+/* Backward, by way of the forward's panel: 64 of the weight's columns at a time, transposed. */
+MOE_FN void moe_patch_pack_turned_(const moe_weight_patch_ *p, float *panel) {
+  float rows[MOE_PANEL * MOE_PANEL], columns[MOE_PANEL * MOE_PANEL];
+  memset(rows, 0, sizeof rows); /* elements that are not there */
+  for (int64_t at = 0, n; at < p->count; at += n) {
+    moe_weight_patch_ part = *p;
+    n = moe_min_(MOE_PANEL, p->count - at);
+    part.column += at;
+    part.count = n;
+    part.across = 0;
+    moe_patch_pack_down_(&part, rows);
+    p->kernels->transpose_tile(columns, rows, MOE_PANEL, n);
+    memcpy(panel + at * MOE_PANEL, columns, (size_t)(n * MOE_PANEL) * sizeof *panel);
+  }
+}
+
+MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_layout layout = p->q->side.layout;
+  if (!p->across) {
+    moe_patch_pack_down_(p, panel);
+  } else if (moe_mx_is_nki_(layout) || layout == MOE_MX_LAYOUT_GGML || p->q->side.scales != MOE_MX_SCALES_OWN) {
+    moe_patch_pack_turned_(p, panel);
+  } else {
+    moe_codes_ codes = moe_patch_columns_(p, NULL);
+    codes.ahead = p->count * codes.stride;
+    p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  }
 }
 
 /* ----------------------------------------------------------------------------------------------------- float scales */
