@@ -12,11 +12,11 @@
 #define MOE_FORMAT_TYPE float
 #include "format.inl"
 #include "groups.inl"
-MOE_QUICK_BEGIN
 #if MOE_BF16_BY_MODE
+MOE_QUICK_BEGIN
 #include "stream.inl"
-#endif
 MOE_QUICK_END
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
@@ -24,11 +24,11 @@ MOE_QUICK_END
 #define MOE_FORMAT_TYPE moe_bf16
 #include "format.inl"
 #include "groups.inl"
-MOE_QUICK_BEGIN
 #if MOE_BF16_BY_MODE
+MOE_QUICK_BEGIN
 #include "stream.inl"
-#endif
 MOE_QUICK_END
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
