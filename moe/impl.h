@@ -82,13 +82,12 @@ MOE_TARGET_END
 #include "kernel/dispatch.h"
 #include "kernel/product.h"
 
+MOE_QUICK_BEGIN
+
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"
 #include "layer/router.h"
-
-MOE_QUICK_BEGIN
-
 #include "layer/router_bwd.h"
 #include "layer/route_blocks.h"
 #include "layer/convert.h"

@@ -11,7 +11,9 @@
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
 #include "format.inl"
+MOE_QUICK_BEGIN
 #include "groups.inl"
+MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 MOE_QUICK_BEGIN
 #include "stream.inl"
