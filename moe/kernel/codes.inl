@@ -98,6 +98,13 @@ MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q)
   return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
 }
 
+/* Negative where plain_fp8 does not do: where a code's magnitude is not within [first_normal, first_infinity). */
+MOE_INLINE MOE_V(i) MOE_K(special_fp8)(MOE_V(i) codes, const moe_element_format_ *f) {
+  const MOE_V(i) magnitude = MOE_V(andi)(codes, MOE_V(set1i)(127u));
+  const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(f->first_infinity - 1), magnitude);
+  return MOE_V(ori)(above, MOE_V(subi)(magnitude, MOE_V(set1i)(f->first_normal)));
+}
+
 MOE_FN void MOE_K(fp8_vectors)(MOE_V(f) *x, const MOE_V(i) *codes, int n, const moe_element_format_ *f) {
   for (int i = 0; i < n; i++) x[i] = MOE_K(fp8)(codes[i], 0, f);
 }
@@ -112,9 +119,7 @@ MOE_INLINE void MOE_K(stream_load_fp8)(const moe_stream_ *s, int pairs, int64_t 
     const char *at = src + i / 2 * s->stride + i % 2 * MOE_W;
     const int64_t left = i / 2 < k ? n - i % 2 * MOE_W : 0;
     codes[i] = left >= MOE_W ? MOE_V(loadu8)(at) : left > 0 ? MOE_V(loadu8n)(at, left) : MOE_V(set1i)(0u);
-    const MOE_V(i) magnitude = MOE_V(andi)(codes[i], MOE_V(set1i)(127u)); /* within [first_normal, first_infinity)? */
-    const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(f.first_infinity - 1), magnitude);
-    special = MOE_V(ori)(special, MOE_V(ori)(above, MOE_V(subi)(magnitude, MOE_V(set1i)(f.first_normal))));
+    special = MOE_V(ori)(special, MOE_K(special_fp8)(codes[i], &f));
     b[i] = MOE_K(plain_fp8)(codes[i], 0, MOE_V(set1i)(127u), &f);
   }
   if (!MOE_V(anyi)(MOE_V(srli)(special, 31))) return;

@@ -48,11 +48,8 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
     MOE_UNROLL
     for (int64_t i = part; i < part + 32; i += MOE_W) {
       const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, i) : MOE_V(loadu8)(row + i);
-      const MOE_V(i) magnitude = MOE_V(andi)(codes, MOE_V(set1i)(127u)); /* within [first_normal, first_infinity)? */
-      const MOE_V(i) above = MOE_V(subi)(MOE_V(set1i)(format->first_infinity - 1), magnitude);
-      const MOE_V(i) below = MOE_V(subi)(magnitude, MOE_V(set1i)(format->first_normal));
       MOE_V(store)(p + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
-      if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_V(ori)(above, below));
+      if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(codes, format));
     }
   }
   return MOE_CODES_BITS == 4 || !MOE_V(anyi)(MOE_V(srli)(special, 31));
@@ -88,13 +85,9 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
       byte = MOE_V(loadu8n)(scale + i, left);
     }
     const MOE_V(i) code = MOE_V(srlv)(word, MOE_V(set1i)((uint32_t)shift));
-    const MOE_V(i) magnitude = MOE_V(andi)(code, MOE_V(set1i)(127u));
     MOE_V(i) special = MOE_V(subi)(byte, MOE_V(set1i)(16u)); /* see MOE_PLAIN_SCALE_ */
     special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(239u), byte));
-    if (MOE_CODES_BITS == 8) { /* within [first_normal, first_infinity)? */
-      special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(format->first_infinity - 1), magnitude));
-      special = MOE_V(ori)(special, MOE_V(subi)(magnitude, MOE_V(set1i)(format->first_normal)));
-    }
+    if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(code, format));
     if (MOE_V(anyi)(MOE_V(srli)(special, 31))) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
     else MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
   }
@@ -119,10 +112,11 @@ MOE_INLINE int64_t MOE_KC(word_k)(int split, int64_t w) {
 
 /* Up to four scale bytes, in order, for every lane's column, from group g on; 1 for columns that are not there. */
 MOE_INLINE MOE_V(i) MOE_KC(scale_words)(const moe_codes_ *c, int64_t col, int64_t g, int64_t groups) {
-  const uint8_t *scale = c->scale + col * c->scale_stride + g * c->scale_group;
-  const int64_t n = c->scale ? moe_min_(MOE_W, c->n - col) : 0;
+  const int64_t n = moe_min_(MOE_W, c->n - col);
   enum { most = MOE_W > 1 ? MOE_W / MOE_CODES_BITS : 1 };
   uint32_t word[MOE_W];
+  if (!c->scale) return MOE_V(set1i)(0x7f7f7f7fu);
+  const uint8_t *scale = c->scale + col * c->scale_stride + g * c->scale_group;
   if (MOE_W > 1 && n == MOE_W && groups == most && c->scale_group == 1) {
     for (int i = 0; i < MOE_W; i++, scale += c->scale_stride) {
       word[i] = 0x7f7f7f7fu;

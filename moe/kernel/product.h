@@ -258,7 +258,7 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
   for (int64_t j = 0; j < rows; j++)
     for (int64_t line = panel * lines / panels; line < (panel + 1) * lines / panels; line++)
       __builtin_prefetch(left->row[i + j] + begin + line * 64, 0, 2);
-  if (!left->keep || !piece->gathered) return;
+  if (!left->keep) return;
   const char *to = piece->gathered + (left->rows + i) * MOE_PIECE_ROW_BYTES_;
   const int64_t room = rows * MOE_PIECE_ROW_BYTES_ / 64;
   for (int64_t line = panel * room / panels; line < (panel + 1) * room / panels; line++)
@@ -330,42 +330,54 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
   }
 }
 
-/* c = left * right */
-MOE_FN void moe_multiply_(const moe_operands_ *m) {
+MOE_FN void moe_clear_products_(const moe_operands_ *m) {
+  memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
+}
+
+/* A piece of the rows where it lies gathered, after gathering it unless it is held; NULL if the rows are in a panel. */
+MOE_FN const char *moe_gathered_piece_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t size, int64_t from,
+                                       int64_t n) {
+  const moe_left_ *left = m->left;
+  if (moe_in_panel_(left)) return NULL;
+  char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
+  if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, n, to);
+  return to;
+}
+
+/* A few rows. */
+MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
+  const moe_ahead_ none = {0};
+  moe_clear_products_(m);
+  if (m->right->stream) {
+    moe_stream_whole_(m);
+    return;
+  }
+  for (int64_t from = 0; from < m->right->k; from += MOE_PIECE_F32_) {
+    moe_piece_at_ piece = {from, moe_min_(MOE_PIECE_F32_, m->right->k - from), 0, NULL, none, NULL};
+    piece.gathered = moe_gathered_piece_(m, MOE_PANEL_F32, MOE_PIECE_F32_, from, piece.n);
+    moe_stream_piece_(m, &piece);
+  }
+}
+
+MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const moe_right_ *right = m->right;
-  const int streams = moe_streams_(m->kernels, left, right);
-  const moe_panel_kind_ kind = streams ? MOE_PANEL_F32 : m->kernels->panel[m->product];
-  const int64_t size = kind == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
-  const int64_t k = right->k, panels = moe_right_panels_(right);
-#if MOE_X86
-  const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
-  if (by_mode) moe_flush_on_();
-#endif
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t size = moe_piece_(m->kernels, m->product), k = right->k, panels = moe_right_panels_(right);
+  const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
-  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS),
-                  moe_max_(1, moe_min_(size, k) / 2));
-  if (streams) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
-  const int whole = streams && right->unpack && !right->format;
-  if (whole) moe_stream_whole_(m);
-  for (int64_t from = 0; from < k && !whole; from += size) {
+  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_max_(1, moe_min_(size, k) / 2));
+  if (k == 0) moe_clear_products_(m);
+  for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    if (!moe_in_panel_(left)) {
-      char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
-      if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, piece.n, to);
-      piece.gathered = to;
-    }
-    if (streams) {
-      moe_stream_piece_(m, &piece);
-      continue;
-    }
+    piece.gathered = moe_gathered_piece_(m, kind, size, from, piece.n);
     if (piece.more > 0)
       piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
     else if (m->next)
       piece.ahead = *m->next;
-    moe_ahead_pace_(&piece.ahead, panels * moe_ceil_div_(left->rows, MOE_TILE_ROWS), moe_max_(1, piece.n / 2));
+    moe_ahead_pace_(&piece.ahead, panels * tiles, moe_max_(1, piece.n / 2));
     for (int64_t p = 0; p < panels; p++) {
       const char *packed = m->piece;
       if (right->panel) {
@@ -377,7 +389,19 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
       moe_multiply_panel_(m, &piece, p, panels, packed);
     }
   }
-  if (k == 0) memset(m->c, 0, (size_t)(panels * MOE_PRODUCTS_FLOATS_(left->rows)) * sizeof *m->c);
+}
+
+/* c = left * right */
+MOE_FN void moe_multiply_(const moe_operands_ *m) {
+  const int streams = moe_streams_(m->kernels, m->left, m->right);
+#if MOE_X86
+  const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
+  if (by_mode) moe_flush_on_();
+#endif
+  if (streams)
+    moe_multiply_streaming_(m);
+  else
+    moe_multiply_panels_(m);
 #if MOE_X86
   if (by_mode) moe_flush_off_();
 #endif

@@ -128,14 +128,14 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
+/* A scale byte with which no normal element under- or overflows. */
+#define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
+
 /* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale
    rows scale_stride apart. pack_codes_columns: a column's codes lie side by side, columns `stride` apart, `group` bytes
    from 32 codes to the next 32; its scale bytes lie scale_group apart, columns scale_stride. scale NULL: 1. Two codes
    of 4 bits in a byte: even and odd or, with `split`, j and j+16 of 32. */
-/* A scale byte with which no normal element under- or overflows. */
-#define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
-
 typedef struct moe_codes_ {
   const moe_element_format_ *format;
   const uint8_t *codes, *scale;
