@@ -1,6 +1,6 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_MATH, MOE_BF16_BY_MODE. What loses speed when it is compiled quickly is not (measured: the rows,
-   the tile, packing and bf16's groups). */
+   the tiles, packing and bf16's groups). */
 
 #include "math.inl"
 #include "activation.inl"
@@ -16,6 +16,7 @@ MOE_QUICK_BEGIN
 #include "groups.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
+#include "pack_tile.inl"
 MOE_QUICK_BEGIN
 #include "stream.inl"
 MOE_QUICK_END
@@ -28,6 +29,7 @@ MOE_QUICK_END
 #include "format.inl"
 #include "groups.inl"
 #if MOE_BF16_BY_MODE
+#include "pack_tile.inl"
 MOE_QUICK_BEGIN
 #include "stream.inl"
 MOE_QUICK_END
@@ -40,10 +42,13 @@ MOE_QUICK_END
 MOE_QUICK_BEGIN
 #include "format.inl"
 #include "groups.inl"
-#if MOE_BF16_BY_MODE
-#include "stream.inl"
-#endif
 MOE_QUICK_END
+#if MOE_BF16_BY_MODE
+#include "pack_tile.inl"
+MOE_QUICK_BEGIN
+#include "stream.inl"
+MOE_QUICK_END
+#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 
@@ -92,7 +97,9 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE
-#define MOE_STREAM_KERNELS_(name, type, NAME) t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);
+#define MOE_STREAM_KERNELS_(name, type, NAME)                             \
+  t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA); \
+  t->pack_tile[MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
 #endif

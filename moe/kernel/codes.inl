@@ -109,22 +109,26 @@ MOE_FN void MOE_K(fp8_vectors)(MOE_V(f) *x, const MOE_V(i) *codes, int n, const 
   for (int i = 0; i < n; i++) x[i] = MOE_K(fp8)(codes[i], 0, f);
 }
 
-/* The stream_load of fp8: the plain way, unless a code wants the general one. */
-MOE_INLINE void MOE_K(stream_load_fp8)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
-                                        MOE_V(f) *b) {
+/* What a stream needs of fp8 (see format.inl): the plain way, unless a code wants the general one. */
+MOE_INLINE void MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const moe_element_format_ f = *s->format;
   MOE_V(i) codes[4 * MOE_TILE_VECTORS], special = MOE_V(set1i)(0u);
   MOE_UNROLL
-  for (int i = 0; i < 4 * pairs; i++) {
-    const char *at = src + i / 2 * s->stride + i % 2 * MOE_W;
-    const int64_t left = i / 2 < k ? n - i % 2 * MOE_W : 0;
-    codes[i] = left >= MOE_W ? MOE_V(loadu8)(at) : left > 0 ? MOE_V(loadu8n)(at, left) : MOE_V(set1i)(0u);
+  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++) {
+    codes[i] = MOE_V(loadu8)(src + i / 2 * s->stride + i % 2 * MOE_W);
     special = MOE_V(ori)(special, MOE_K(special_fp8)(codes[i], &f));
     b[i] = MOE_K(plain_fp8)(codes[i], 0, MOE_V(set1i)(127u), &f);
   }
   if (!MOE_V(anyi)(MOE_V(srli)(special, 31))) return;
   MOE_V(f) any[4 * MOE_TILE_VECTORS];
-  MOE_K(fp8_vectors)(any, codes, 4 * pairs, s->format);
+  MOE_K(fp8_vectors)(any, codes, 4 * MOE_TILE_VECTORS, s->format);
   MOE_UNROLL
-  for (int i = 0; i < 4 * pairs; i++) b[i] = any[i];
+  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++) b[i] = any[i];
+}
+
+MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(storen)(dst + i, MOE_K(fp8)(MOE_V(loadu8n)(src + i, left), 0, s->format), left);
+  }
 }

@@ -89,13 +89,14 @@ MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, i
   if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
 }
 
-/* A stream's next 2*pairs rows, of which k are there, of n columns at `src`; two vectors of columns side by side. */
-MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
-                                    MOE_V(f) *b) {
+/* A stream's next 2 * MOE_TILE_VECTORS rows, of two vectors of columns side by side at `src`. */
+MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   MOE_UNROLL
-  for (int i = 0; i < 4 * pairs; i++) {
-    const char *at = src + i / 2 * s->stride + i % 2 * MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE);
-    const int64_t left = i / 2 < k ? n - i % 2 * MOE_W : 0;
-    b[i] = left >= MOE_W ? MOE_VF(load)(at) : left > 0 ? MOE_VF(loadn)(at, left) : MOE_V(set1)(0.0f);
-  }
+  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++)
+    b[i] = MOE_VF(load)(src + i / 2 * s->stride + i % 2 * MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE));
+}
+
+MOE_INLINE void MOE_KF(stream_row)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
+  (void)s;
+  MOE_KF(load_row)(dst, src, n);
 }

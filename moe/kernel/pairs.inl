@@ -68,15 +68,15 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
     }
 }
 
-/* One pair of k; `last`: a lone even element, its partner zero. */
-MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel, int last,
+/* One pair of k. */
+MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_V(i) b[MOE_PANEL / MOE_W];
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
-    MOE_V(i) a = MOE_V(set1i)(last ? moe_loadu16_scalar(row[i] + at) : moe_loadi_scalar(row[i] + at));
+    MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row[i] + at));
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
   }
@@ -85,7 +85,7 @@ MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, c
 MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
-  const char *fetch = t->fetch, *soon = t->soon;
+  const char *fetch = t->fetch.at, *soon = t->soon;
   int64_t at = 0;
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
@@ -93,14 +93,15 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
     for (int j = 0; j < MOE_PANEL / MOE_W; j++)
       acc[i][j] = t->add ? MOE_V(load)(t->c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t p = t->k / 2; p > 0; p--, at += t->step, panel += MOE_PANEL) {
-    __builtin_prefetch(fetch, 0, 3);
-    fetch += t->fetch_stride;
-    __builtin_prefetch(soon, 0, 3);
-    soon += 64;
-    MOE_K(tile_pair)(rows, t->row, at, panel, 0, acc);
+  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, fetch += t->fetch.skip) {
+    for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += t->step, panel += MOE_PANEL) {
+      __builtin_prefetch(fetch, 0, 3);
+      fetch += t->fetch.stride;
+      __builtin_prefetch(soon, 0, 3);
+      soon += 64;
+      MOE_K(tile_pair)(rows, t->row, at, panel, acc);
+    }
   }
-  if (t->k & 1) MOE_K(tile_pair)(rows, t->row, at, panel, 1, acc);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL

@@ -10,6 +10,7 @@ enum {
   MOE_PIECE_F32_ = 128, /* k per piece: 32 KiB of panel */
   MOE_PIECE_PAIRS_ = 256,
   MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
+  MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
   MOE_PANELS_FEW = 64,       /* with so many panels at a time, at most */
   MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
@@ -162,10 +163,9 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
   const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
   const moe_ahead_ none = {0};
   if (right->panel) {
-    moe_ahead_ ahead =
-        moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, 64, moe_panel_bytes_(kind, k) / 64, 1);
-    ahead.pitch = right->panel_bytes;
-    ahead.lines = moe_right_panels_(right);
+    const moe_ahead_ ahead =
+        moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, right->panel_bytes,
+                        moe_right_panels_(right), moe_panel_bytes_(kind, k));
     return right->fetch ? ahead : none;
   }
   if (!right->base[0] || (right->unpack && from > 0)) return none;
@@ -206,7 +206,7 @@ MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const
   if (left->rows > MOE_ROWS_FEW || moe_in_panel_(left)) return 0;
   if (right->format) return kernels->stream_fp8 != NULL;
   if (right->unpack) return right->stream && left->keep && kernels->stream_codes[0];
-  return !right->panel && !right->transposed && kernels->stream[right->dtype];
+  return !right->panel && !right->transposed && kernels->stream[right->dtype] && left->rows <= MOE_ROWS_FEW_PLAIN;
 }
 
 /* How many panels to multiply at a time. */
@@ -215,7 +215,7 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
   return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
 }
 
-/* The rows' elements [from, from+n), side by side, in the panel's type. */
+/* The rows' elements [from, from+n), side by side, in the panel's type; an odd n rounded up. */
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
   const moe_left_ *left = m->left;
   const int64_t at = from / 2 * left->step;
@@ -224,6 +224,7 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
       m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
     else
       memcpy(to, left->row[i] + at, (size_t)(n * 2));
+    if (n & 1) memset(to + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
   }
 }
 
@@ -234,24 +235,28 @@ typedef struct moe_piece_at_ {
   moe_ahead_ ahead, *into;
 } moe_piece_at_;
 
+/* Lets a tile fetch a row of lines, one per pair of k, that are in the second-level cache. */
+MOE_INLINE void moe_tile_near_(moe_tile_ *tile, const char *at, int64_t stride) {
+  tile->fetch.at = at;
+  tile->fetch.run = tile->k;
+  tile->fetch.stride = stride;
+  tile->fetch.skip = 0;
+  tile->far = 0;
+}
+
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead or, if nothing is left of
    that, the next one's products. */
 MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < left->rows ? i + MOE_TILE_ROWS : 0;
   tile->soon = piece->gathered ? piece->gathered + next * MOE_PIECE_ROW_BYTES_ : (const char *)tile->panel;
-  tile->fetch = moe_ahead_step_(&piece->ahead);
-  tile->fetch_stride = piece->ahead.stride;
-  if (tile->fetch) return;
-  tile->fetch = moe_ahead_step_(piece->into);
-  tile->fetch_stride = piece->into->stride;
-  if (tile->fetch) return;
-  tile->fetch = (const char *)(tile->c + MOE_TILE_ROWS * MOE_PANEL);
-  tile->fetch_stride = 32; /* a tile's lines are fewer than its steps */
+  tile->far = moe_ahead_step_(&piece->ahead, &tile->fetch) || moe_ahead_step_(piece->into, &tile->fetch);
+  if (!tile->far) /* a tile's lines are fewer than its steps */
+    moe_tile_near_(tile, (const char *)(tile->c + MOE_TILE_ROWS * MOE_PANEL), 32);
 }
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be
-   gathered. Each of the panels fetches its share. */
-MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
+   gathered. Each of the panels fetches its share. Inlined: see moe_ahead_fetch_. */
+MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
                             int64_t panels) {
   const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
   const int64_t lines = moe_ceil_div_(bytes, 64);
@@ -265,17 +270,41 @@ MOE_FN void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, i
     __builtin_prefetch(to + line * 64, 1, 2);
 }
 
-/* All rows times one packed panel. */
-MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels,
-                                const void *packed) {
+/* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
+MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece) {
+  if (!m->kernels->pack_tile[one->dtype] || m->kernels->panel[m->product] != MOE_PANEL_F32) return 0;
+  return !one->panel && !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
+         m->left->rows >= MOE_TILE_ROWS;
+}
+
+/* Has the tile pack the piece of one panel. */
+MOE_FN void moe_pack_in_tile_(const moe_right_ *one, const moe_piece_at_ *piece, char *packed, moe_tile_ *tile) {
+  tile->base[0] = one->base[0] + piece->from * one->stride;
+  tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride
+                                  : tile->base[0] + MOE_PANEL / 2 * moe_dtype_bytes_(one->dtype);
+  tile->stride = one->stride;
+  tile->packed = (float *)(void *)packed;
+}
+
+/* All rows times panel p. */
+MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels) {
+  const moe_right_ one = moe_right_part_(m->right, p, 1);
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_left_ *left = m->left;
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+  moe_tile_fn_ multiply = m->kernels->tile[m->product];
   moe_tile_ tile;
-  tile.step = moe_in_panel_(left) ? left->step : m->kernels->panel[m->product] == MOE_PANEL_F32 ? 8 : 4;
+  tile.step = moe_in_panel_(left) ? left->step : kind == MOE_PANEL_F32 ? 8 : 4;
   tile.k = piece->n;
-  tile.panel = packed;
+  tile.panel = one.panel ? one.panel + moe_panel_bytes_(kind, piece->from) : m->piece;
   tile.add = piece->from > 0;
-  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS) {
+  if (moe_packs_in_tile_(m, &one, piece)) {
+    multiply = m->kernels->pack_tile[one.dtype];
+    moe_pack_in_tile_(&one, piece, m->piece, &tile);
+  } else if (!one.panel) {
+    moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
+  }
+  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = m->kernels->tile[m->product]) {
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
@@ -283,7 +312,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
                                     : left->row[i + j] + piece->from / 2 * left->step;
     moe_piece_fetch_(left, piece, i, &tile);
     if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
-    m->kernels->tile[m->product](&tile);
+    multiply(&tile);
   }
 }
 
@@ -378,16 +407,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     else if (m->next)
       piece.ahead = *m->next;
     moe_ahead_pace_(&piece.ahead, panels * tiles, moe_max_(1, piece.n / 2));
-    for (int64_t p = 0; p < panels; p++) {
-      const char *packed = m->piece;
-      if (right->panel) {
-        packed = right->panel + p * right->panel_bytes + moe_panel_bytes_(kind, from);
-      } else {
-        const moe_right_ one = moe_right_part_(right, p, 1);
-        moe_pack_right_(m->kernels, kind, &one, from, piece.n, m->piece);
-      }
-      moe_multiply_panel_(m, &piece, p, panels, packed);
-    }
+    for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p, panels);
   }
 }
 

@@ -1,32 +1,39 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. Included once per format, which provides stream_load. */
+   with all rows, whose sums wait in cache. Included once per format, which provides stream_load and stream_row. */
 
-/* n columns, at most two vectors, over k rows, the first of them at `src`: MOE_TILE_VECTORS pairs, or with `pairs` = 1
-   what is left. */
-MOE_INLINE void MOE_KF(stream_columns)(const moe_stream_ *s, int pairs, int64_t k, int64_t n, const char *src,
-                                       const float *x, float *c) {
+enum { MOE_KF(stream_wide) = 2 * MOE_W, MOE_KF(stream_deep) = 2 * MOE_TILE_VECTORS };
+
+/* stream_deep rows of stream_wide columns. */
+MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[4 * MOE_TILE_VECTORS];
-  MOE_KF(stream_load)(s, pairs, k, n, src, b);
-  for (int q = 0; q < 2 * pairs; q++)
-    for (int64_t i = 0; i < n * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
+  MOE_KF(stream_load)(s, src, b);
+  for (int q = 0; q < MOE_KF(stream_deep); q++)
+    for (int64_t i = 0; i < MOE_KF(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
       __builtin_prefetch(src + q * s->stride + s->ahead + i);
-  MOE_K(stream_products)(s, pairs, 2, k, b, x, c);
+  MOE_K(stream_products)(s, MOE_TILE_VECTORS, 2, MOE_KF(stream_deep), b, x, c);
 }
 
-MOE_INLINE void MOE_KF(stream_rows)(const moe_stream_ *s, int pairs, int64_t k, int64_t from) {
-  const int64_t width = MOE_PANEL / s->parts, size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  for (int64_t part = 0; part < s->parts; part++) {
-    const char *src = s->base[part] + from * s->stride;
-    for (int64_t j = 0; j < s->n; j += 2 * MOE_W, src += 2 * MOE_W * size) {
-      float *c = s->c + j / width * s->c_stride + part * width + j % width;
-      MOE_KF(stream_columns)(s, pairs, k, moe_min_(2 * MOE_W, s->n - j), src, s->x + from, c);
-    }
+/* k rows of n columns where either are fewer. */
+MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
+  float rows[MOE_KF(stream_deep) * MOE_KF(stream_wide)];
+  for (int64_t from = 0; from < k; from += MOE_KF(stream_deep)) {
+    const int64_t deep = moe_min_(MOE_KF(stream_deep), k - from);
+    memset(rows, 0, sizeof rows);
+    for (int64_t r = 0; r < deep; r++)
+      MOE_KF(stream_row)(s, rows + r * MOE_KF(stream_wide), src + (from + r) * s->stride, n);
+    MOE_K(stream_floats)(s, deep, rows, x + from, c);
   }
 }
 
 MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
-  int64_t from = 0;
-  for (; from + 2 * MOE_TILE_VECTORS <= s->k; from += 2 * MOE_TILE_VECTORS)
-    MOE_KF(stream_rows)(s, MOE_TILE_VECTORS, 2 * MOE_TILE_VECTORS, from);
-  for (; from < s->k; from += 2) MOE_KF(stream_rows)(s, 1, s->k - from, from);
+  const int64_t wide = MOE_KF(stream_wide), deep = MOE_KF(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const int64_t width = MOE_PANEL / s->parts, whole = s->k / deep * deep;
+  for (int64_t from = 0; from <= whole; from += deep)
+    for (int64_t part = 0; part < s->parts; part++)
+      for (int64_t j = 0; j < s->n; j += wide) {
+        const char *src = s->base[part] + from * s->stride + j * size;
+        float *c = s->c + j / width * s->c_stride + part * width + j % width;
+        if (from < whole && j + wide <= s->n) MOE_KF(stream_whole)(s, src, s->x + from, c);
+        else MOE_KF(stream_rest)(s, src, moe_min_(deep, s->k - from), moe_min_(wide, s->n - j), s->x + from, c);
+      }
 }

@@ -99,17 +99,22 @@ typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
-/* Up to MOE_TILE_ROWS rows times a panel, over k elements: c[i][0..64) += row i * panel. A row's element pairs lie
-   `step` bytes apart, the second of a pair half a step after the first. Beside every pair the line at `fetch` is
-   fetched, which then moves on by `fetch_stride`, and the line at `soon`, which moves on by a line. */
+/* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up, as rows and panel are: c[i][0..64) +=
+   row i * panel. A row's element pairs lie
+   `step` bytes apart, the second of a pair half a step after the first. Beside every pair a
+   line of `fetch` is fetched, and one from `soon` on. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, step, k;
   const void *panel;
   float *c;
   int add; /* 0: c starts at +0 */
-  const char *fetch;
-  int64_t fetch_stride;
+  /* For pack_tile, which makes an f32 panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride. */
+  const char *base[2];
+  int64_t stride;
+  float *packed;
+  moe_fetch_ fetch;
+  int far; /* what is fetched comes from memory: the second-level cache will do */
   const char *soon;
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
@@ -171,6 +176,7 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
+  moe_tile_fn_ pack_tile[MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16 products rely on the flushing mode */
   moe_stream_fn_ stream_fp8; /* columns of codes */

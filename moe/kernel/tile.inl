@@ -1,52 +1,17 @@
 /* The f32 product tile: MOE_TILE_ROWS x MOE_TILE_VECTORS accumulators stay in registers. The instruction set sets
    MOE_TILE_VECTORS (vectors side by side) to fit its register file; the panel's 64 columns are walked in that width. */
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c,
-                                    int flush) {
-  MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
-  const float *panel = (const float *)t->panel + col;
-  const int64_t step = t->step, half = step / 2, k = t->k, fetch_stride = col ? 0 : t->fetch_stride;
-  const char *fetch = t->fetch, *soon = t->soon;
-  int64_t at = 0;
-  c += col;
+/* The sums of `rows` rows, from products or zero and back. */
+MOE_INLINE void MOE_K(tile_begin)(int rows, const float *c, int add, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
-      acc[i][j] = t->add ? MOE_V(load)(c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
+      acc[i][j] = add ? MOE_V(load)(c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t p = k / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-    __builtin_prefetch(fetch, 0, 3);
-    fetch += fetch_stride;
-    __builtin_prefetch(soon, 0, 3);
-    soon += 64;
-    MOE_UNROLL
-    for (int odd = 1; odd >= 0; odd--) {
-      MOE_V(f) b[MOE_TILE_VECTORS];
-      MOE_UNROLL
-      for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
-      MOE_UNROLL
-      for (int i = 0; i < rows; i++) {
-        MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at + odd * half));
-        MOE_UNROLL
-        for (int j = 0; j < MOE_TILE_VECTORS; j++)
-          acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma)(a, b[j], acc[i][j]);
-      }
-    }
-  }
-  if (k & 1) { /* the missing odd element of the last pair is a zero in both operands */
-    MOE_V(f) zero = MOE_V(set1)(0.0f);
-    MOE_UNROLL
-    for (int i = 0; i < rows; i++) {
-      MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at));
-      MOE_UNROLL
-      for (int j = 0; j < MOE_TILE_VECTORS; j++) {
-        acc[i][j] = MOE_V(fma)(zero, zero, acc[i][j]);
-        MOE_V(f) b = MOE_V(load)(panel + j * MOE_W);
-        acc[i][j] = flush ? MOE_V(fma_flush)(a, b, acc[i][j]) : MOE_V(fma)(a, b, acc[i][j]);
-      }
-    }
-  }
+}
+
+MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_UNROLL
@@ -54,20 +19,61 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   }
 }
 
+/* Adds the rows' elements at `at` times b. */
+MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, const MOE_V(f) *b, int flush,
+                                 MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) {
+    const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at));
+    MOE_UNROLL
+    for (int j = 0; j < MOE_TILE_VECTORS; j++)
+      acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma)(a, b[j], acc[i][j]);
+  }
+}
+
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c,
+                                    int flush, int far) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
+  const float *panel = (const float *)t->panel + col;
+  const int64_t step = t->step, half = step / 2;
+  const char *fetch = t->fetch.at, *soon = t->soon;
+  int64_t at = 0;
+  MOE_K(tile_begin)(rows, c + col, t->add, acc);
+  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, fetch += t->fetch.skip) {
+    for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+      if (far) __builtin_prefetch(fetch, 0, 2);
+      else __builtin_prefetch(fetch, 0, 3);
+      fetch += t->fetch.stride;
+      __builtin_prefetch(soon, 0, 3);
+      soon += 64;
+      MOE_UNROLL
+      for (int odd = 1; odd >= 0; odd--) {
+        MOE_V(f) b[MOE_TILE_VECTORS];
+        MOE_UNROLL
+        for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
+        MOE_K(tile_step)(rows, row, at + odd * half, b, flush, acc);
+      }
+    }
+  }
+  MOE_K(tile_end)(rows, c + col, acc);
+}
+
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush);
+      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush, 0);
     return;
   }
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     switch (t->rows) {
-      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
-      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
-      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush); break;
-      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush); break;
-      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush); break;
-      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush); break;
+      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush, 0); break;
+      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush, 0); break;
+      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush, 0); break;
+      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush, 0); break;
+      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush, 0); break;
+      default:
+        if (t->far) MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush, 1);
+        else MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush, 0);
     }
   }
 }
@@ -95,6 +101,16 @@ MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vect
     }
     MOE_UNROLL
     for (int v = 0; v < vectors; v++) MOE_V(store)(c + v * MOE_W, sum[v]);
+  }
+}
+
+/* The same of k rows of two vectors, already floats. */
+MOE_FN void MOE_K(stream_floats)(const moe_stream_ *s, int64_t k, const float *rows, const float *x, float *c) {
+  for (; k > 0; k -= 2, rows += 4 * MOE_W, x += 2) {
+    MOE_V(f) b[4];
+    MOE_UNROLL
+    for (int i = 0; i < 4; i++) b[i] = MOE_V(load)(rows + i * MOE_W);
+    MOE_K(stream_products)(s, 1, 2, k, b, x, c);
   }
 }
 #endif

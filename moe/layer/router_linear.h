@@ -138,9 +138,10 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   moe_tile_ tile;
   tile.step = left.step;
   tile.k = n;
-  tile.panel = tile.fetch = (const char *)dz;
-  tile.fetch_stride = 0;
+  tile.panel = dz;
   tile.add = 1;
+  tile.soon = (const char *)dz;
+  moe_tile_near_(&tile, tile.soon, 0);
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
