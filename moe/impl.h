@@ -80,9 +80,9 @@ MOE_TARGET_END
 #endif
 
 #include "kernel/dispatch.h"
-#include "kernel/product.h"
-
 MOE_QUICK_BEGIN
+
+#include "kernel/product.h"
 
 #include "layer/router_select.h"
 #include "layer/router_score.h"

@@ -46,9 +46,9 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
     const uint32_t byte = scale ? scale[part / 32] : 127u;
     if (!MOE_PLAIN_SCALE_(byte)) return 0;
     MOE_UNROLL
-    for (int64_t i = part; i < part + 32; i += MOE_W) {
-      const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, i) : MOE_V(loadu8)(row + i);
-      MOE_V(store)(p + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
+    for (int64_t i = 0; i < 32; i += MOE_W) {
+      const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, part + i) : MOE_V(loadu8)(row + part + i);
+      MOE_V(store)(p + part + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
       if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(codes, format));
     }
   }

@@ -43,11 +43,13 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
 MOE_INLINE void MOE_K(pack_square_pairs)(uint32_t *panel, const char *src, int64_t stride, int64_t left, int64_t n) {
   const int64_t rows = moe_min_((left + 1) / 2, MOE_W);
   MOE_V(i) square[MOE_W];
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++)
-    square[i] = i >= n               ? MOE_V(set1i)(0u)
-                : left >= 2 * MOE_W ? MOE_V(loadi)(src + i * stride)
-                                    : MOE_V(loadi16n)(src + i * stride, left);
+  if (left >= 2 * MOE_W && n >= MOE_W) {
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(loadi)(src + i * stride);
+  } else {
+    for (int i = 0; i < MOE_W; i++)
+      square[i] = i < n ? MOE_V(loadi16n)(src + i * stride, moe_min_(left, 2 * MOE_W)) : MOE_V(set1i)(0u);
+  }
   MOE_V(transpose)(square);
   for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
 }
