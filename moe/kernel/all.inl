@@ -1,6 +1,6 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
-   MOE_TILE_VECTORS, MOE_MATH, MOE_BF16_BY_MODE. What loses speed when it is compiled quickly is not (measured: the rows,
-   the tiles, packing and bf16's groups). */
+   MOE_TILE_VECTORS, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the upper half of its float. What loses
+   speed when it is compiled quickly is not (measured: the rows, the tiles, packing and bf16's groups). */
 
 #include "math.inl"
 #include "activation.inl"
@@ -11,6 +11,7 @@
 
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
+#define MOE_FORMAT_UPPER 0
 #include "format.inl"
 MOE_QUICK_BEGIN
 #include "groups.inl"
@@ -23,9 +24,11 @@ MOE_QUICK_END
 #endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
+#undef MOE_FORMAT_UPPER
 
 #define MOE_FORMAT bf16
 #define MOE_FORMAT_TYPE moe_bf16
+#define MOE_FORMAT_UPPER 1
 #include "format.inl"
 #include "groups.inl"
 #if MOE_BF16_BY_MODE
@@ -36,9 +39,11 @@ MOE_QUICK_END
 #endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
+#undef MOE_FORMAT_UPPER
 
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
+#define MOE_FORMAT_UPPER 0
 MOE_QUICK_BEGIN
 #include "format.inl"
 #include "groups.inl"
@@ -51,6 +56,7 @@ MOE_QUICK_END
 #endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
+#undef MOE_FORMAT_UPPER
 
 MOE_QUICK_BEGIN
 #if MOE_BF16_BY_MODE

@@ -80,12 +80,27 @@ MOE_INLINE void MOE_KF(pack_square)(float *panel, const char *src, int64_t strid
   for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
 }
 
+/* 2 * MOE_W elements of MOE_W columns, where an element is the upper half of its float: transposed as words of two. */
+MOE_INLINE void MOE_KF(pack_words)(float *panel, const char *src, int64_t stride) {
+  MOE_V(i) square[MOE_W];
+  MOE_UNROLL
+  for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(loadi)(src + i * stride);
+  MOE_V(transpose)(square);
+  for (int i = 0; i < MOE_W; i++, panel += 2 * MOE_PANEL) {
+    MOE_V(storei)(panel, MOE_V(slli)(square[i], 16));
+    MOE_V(storei)(panel + MOE_PANEL, MOE_V(andi)(square[i], MOE_V(set1i)(0xffff0000u)));
+  }
+}
+
 MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
-    for (int64_t at = 0; at < k; at += MOE_W) {
+  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride) {
+    int64_t at = 0;
+    for (; MOE_FORMAT_UPPER && MOE_W > 1 && at + 2 * MOE_W <= k && col + MOE_W <= n; at += 2 * MOE_W)
+      MOE_KF(pack_words)((float *)panel + at * MOE_PANEL + col, src + at * size, stride);
+    for (; at < k; at += MOE_W)
       MOE_KF(pack_square)((float *)panel + at * MOE_PANEL + col, src + at * size, stride, k - at, n - col);
-    }
+  }
   if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
 }
 
