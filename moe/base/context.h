@@ -110,7 +110,13 @@ typedef struct moe_ahead_ {
 /* The rows of `bytes` each, whichever lines they touch; second: again from there, or NULL. */
 MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride,
                                   int64_t rows, int64_t bytes) {
-  moe_ahead_ ahead = {first, index, stride, rows, 0, second ? second - first : 0, second ? 2 : 1, 0, 0, 0, 0, 0, {first, 0, 0, 0}};
+  moe_ahead_ ahead = {0};
+  ahead.base = ahead.block.at = first;
+  ahead.index = index;
+  ahead.stride = stride;
+  ahead.rows = rows;
+  ahead.pitch = second ? second - first : 0;
+  ahead.parts = second ? 2 : 1;
   ahead.lines = moe_ceil_div_((int64_t)((uintptr_t)first % 64) + bytes, 64);
   return ahead;
 }

@@ -1,8 +1,8 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
    whose packed panel fits the first-level cache: gathers the rows' piece side by side (converted where the panel's type
-   asks for it), and for every panel packs a piece and multiplies it with all rows, while the next piece's memory is
-   fetched; so weights are read once, whether there is one row or hundreds. A few rows are multiplied with the weights
-   as they stream past, unpacked. */
+   asks for it), and for every panel packs a piece, where it can within the first tile, and multiplies it with all rows,
+   while the next piece's memory is fetched; so weights are read once, whether there is one row or hundreds. A few rows
+   are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
@@ -256,8 +256,8 @@ MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, in
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be
    gathered. Each of the panels fetches its share. Inlined: see moe_ahead_fetch_. */
-MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows, int64_t panel,
-                            int64_t panels) {
+MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows,
+                                int64_t panel, int64_t panels) {
   const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
   const int64_t lines = moe_ceil_div_(bytes, 64);
   for (int64_t j = 0; j < rows; j++)
