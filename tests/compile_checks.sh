@@ -57,6 +57,15 @@ symbols() {
   done
 }
 
+# gcc drops the calls of a function that only fetches: what a product fetches outside its tiles (rows to come, where they
+# will lie, blocks of the right operand and of the result) is in the code.
+fetches() {
+  gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/implementation.s" || return 1
+  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /prefetch/ && name ~ /^moe_multiply/ { n++ } END { print n + 0 }' \
+    "$work/implementation.s")
+  [ "$found" -ge 4 ] || { echo "$found of 4 fetches" && return 1; }
+}
+
 # Every declared function is defined.
 declared_is_defined() {
   cat >"$work/declared.c" <<'C'
@@ -127,4 +136,5 @@ for compiler in $(compilers); do
 done
 check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
+case $(uname -m) in x86_64) check "fetches outside the tiles are not dropped" fetches ;; esac
 finish
