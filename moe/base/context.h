@@ -143,11 +143,14 @@ typedef struct moe_work_ {
   void (*look_ahead)(void *arg, int64_t item, moe_ahead_ *ahead); /* (optional) */
 } moe_work_;
 
+enum { MOE_AHEAD_LEAST = 16 }; /* lines of a step, so that all is there early where steps abound */
+
 /* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` steps, of which
    each has room for so many fetches. It is walked in the order it lies in, which the memory system follows. */
 MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t room) {
   const int64_t lines = moe_max_(1, ahead->lines), all = ahead->parts * ahead->rows;
-  const int64_t share = moe_max_(16, moe_min_(room, moe_ceil_div_(all * lines, moe_max_(1, steps))));
+  const int64_t even = moe_ceil_div_(all * lines, moe_max_(1, steps));
+  const int64_t share = moe_min_(room, moe_max_(MOE_AHEAD_LEAST, even));
   const int64_t across = moe_ceil_div_(lines, share); /* blocks beside each other in a row */
   ahead->wide = moe_ceil_div_(lines, across);
   ahead->deep = moe_max_(1, moe_min_(moe_ceil_div_(share, lines), room / lines));
