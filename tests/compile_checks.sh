@@ -84,7 +84,7 @@ C
 # The median CPU time of five (or $1) runs of a command, less the median of a compiler that compiles nothing.
 cpu_time() {
   python3 - "$@" <<'P'
-import resource, statistics, subprocess, sys
+import resource, subprocess, sys
 def measure(command):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True)
@@ -92,8 +92,9 @@ def measure(command):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 limit, runs, source, baseline = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 command = sys.argv[5:]
-cost = statistics.median(measure(command + [source]) for _ in range(runs))
-cost -= statistics.median(measure(command + [baseline]) for _ in range(runs))
+# What else the machine does only adds to it: the least counts.
+cost = min(measure(command + [source]) for _ in range(runs))
+cost -= min(measure(command + [baseline]) for _ in range(runs))
 print("%.3f s of %.2f s allowed" % (cost, limit))
 sys.exit(cost > limit)
 P
@@ -129,7 +130,7 @@ for compiler in $(compilers); do
     check "$compiler: implementation without warnings, $flags" \
       "$compiler" $flags $(tolerate "$compiler") $strict -I"$root" -c "$work/implementation.c" -o "$work/out.o"
   done
-  timed_check "$compiler: -O2 of the implementation takes under 5 s" 5 1 \
+  timed_check "$compiler: -O2 of the implementation takes under 5 s" 5 3 \
     "$work/implementation.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
   timed_check "$compiler: including the declarations takes under 0.05 s" 0.05 9 \
     "$work/declarations.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
