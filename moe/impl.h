@@ -80,6 +80,7 @@ MOE_TARGET_END
 #endif
 
 #include "kernel/dispatch.h"
+
 MOE_QUICK_BEGIN
 
 #include "kernel/product.h"

@@ -81,7 +81,8 @@ C
   [ -z "$extra" ] || { echo "defined, not declared: $extra" && return 1; }
 }
 
-# The median CPU time of five (or $1) runs of a command, less the median of a compiler that compiles nothing.
+# The CPU time of a command, less that of a compiler that compiles nothing: the least of some runs of each, because what
+# else the machine does only adds to it.
 cpu_time() {
   python3 - "$@" <<'P'
 import resource, subprocess, sys
@@ -92,7 +93,6 @@ def measure(command):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 limit, runs, source, baseline = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 command = sys.argv[5:]
-# What else the machine does only adds to it: the least counts.
 cost = min(measure(command + [source]) for _ in range(runs))
 cost -= min(measure(command + [baseline]) for _ in range(runs))
 print("%.3f s of %.2f s allowed" % (cost, limit))

@@ -277,8 +277,8 @@ MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, con
          m->left->rows >= MOE_TILE_ROWS;
 }
 
-/* Has the tile pack the piece of one panel. */
-MOE_FN void moe_pack_in_tile_(const moe_right_ *one, const moe_piece_at_ *piece, char *packed, moe_tile_ *tile) {
+/* Where the tile finds the piece that it packs, and where it leaves it. */
+MOE_FN void moe_tile_source_(const moe_right_ *one, const moe_piece_at_ *piece, char *packed, moe_tile_ *tile) {
   tile->base[0] = one->base[0] + piece->from * one->stride;
   tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride
                                   : tile->base[0] + MOE_PANEL / 2 * moe_dtype_bytes_(one->dtype);
@@ -300,7 +300,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   tile.add = piece->from > 0;
   if (moe_packs_in_tile_(m, &one, piece)) {
     multiply = m->kernels->pack_tile[one.dtype];
-    moe_pack_in_tile_(&one, piece, m->piece, &tile);
+    moe_tile_source_(&one, piece, m->piece, &tile);
   } else if (!one.panel) {
     moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
   }

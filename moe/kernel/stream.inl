@@ -16,24 +16,22 @@ MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, cons
 /* k rows of n columns where either are fewer. */
 MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
   float rows[MOE_KF(stream_deep) * MOE_KF(stream_wide)];
-  for (int64_t from = 0; from < k; from += MOE_KF(stream_deep)) {
-    const int64_t deep = moe_min_(MOE_KF(stream_deep), k - from);
-    memset(rows, 0, sizeof rows);
-    for (int64_t r = 0; r < deep; r++)
-      MOE_KF(stream_row)(s, rows + r * MOE_KF(stream_wide), src + (from + r) * s->stride, n);
-    MOE_K(stream_floats)(s, deep, rows, x + from, c);
-  }
+  memset(rows, 0, sizeof rows);
+  for (int64_t r = 0; r < k; r++)
+    MOE_KF(stream_row)(s, rows + r * MOE_KF(stream_wide), src + r * s->stride, n);
+  MOE_K(stream_floats)(s, k, rows, x, c);
 }
 
 MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   const int64_t wide = MOE_KF(stream_wide), deep = MOE_KF(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  const int64_t width = MOE_PANEL / s->parts, whole = s->k / deep * deep;
-  for (int64_t from = 0; from <= whole; from += deep)
+  const int64_t width = MOE_PANEL / s->parts;
+  for (int64_t from = 0; from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++)
       for (int64_t j = 0; j < s->n; j += wide) {
+        const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
         const char *src = s->base[part] + from * s->stride + j * size;
         float *c = s->c + j / width * s->c_stride + part * width + j % width;
-        if (from < whole && j + wide <= s->n) MOE_KF(stream_whole)(s, src, s->x + from, c);
-        else MOE_KF(stream_rest)(s, src, moe_min_(deep, s->k - from), moe_min_(wide, s->n - j), s->x + from, c);
+        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c);
+        else MOE_KF(stream_rest)(s, src, k, n, s->x + from, c);
       }
 }
