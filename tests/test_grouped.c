@@ -44,13 +44,19 @@ static void grouped_routing(grouped *g, uint64_t *rng) {
   }
 }
 
-static grouped grouped_new(uint64_t seed, moe_dtype dtype) {
+static void grouped_random_shape(moe_grouped_gemm_args *a, uint64_t *rng) {
+  a->num_tokens = test_random_range(rng, 1, 40), a->topk = test_random_range(rng, 1, 4),
+  a->E = test_random_range(rng, 1, 6);
+  a->N = test_random_range(rng, 1, 140), a->K = test_random_range(rng, 1, 300);
+}
+
+/* Of a random shape, unless `rows` says how many rows one expert has: then its columns are whole panels. */
+static grouped grouped_of(uint64_t seed, moe_dtype dtype, int64_t rows) {
   grouped g = {.seed = seed, .dtype = dtype};
   uint64_t rng = seed;
   moe_grouped_gemm_args *a = &g.args;
-  a->num_tokens = test_random_range(&rng, 1, 40), a->topk = test_random_range(&rng, 1, 4),
-  a->E = test_random_range(&rng, 1, 6);
-  a->N = test_random_range(&rng, 1, 140), a->K = test_random_range(&rng, 1, 300);
+  grouped_random_shape(a, &rng);
+  if (rows > 0) a->num_tokens = rows, a->topk = a->E = 1, a->N = 66, a->K = 128;
   a->permute_x = test_with(&rng, 0.4), a->permute_y = !a->permute_x && test_with(&rng, 0.5);
   a->accumulate_dW = test_with(&rng, 0.3);
   a->weight_grad_dtype = test_with(&rng, 0.5) ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
@@ -70,6 +76,8 @@ static grouped grouped_new(uint64_t seed, moe_dtype dtype) {
   a->topk_weights = a->permute_y && test_with(&rng, 0.5) ? g.weights : NULL;
   return g;
 }
+
+static grouped grouped_new(uint64_t seed, moe_dtype dtype) { return grouped_of(seed, dtype, 0); }
 
 static void grouped_free(grouped *g) {
   test_tensor *all[] = {&g->x, &g->w, &g->dy, &g->y, &g->dx, &g->dw, &g->start};
@@ -191,6 +199,20 @@ static void test_grouped_exact(void **state) {
   }
   test_use_best_isa();
   print_message("%d cases\n", (int)cases);
+}
+
+/* Plain weights stream past a few rows, and are packed by the first tile of more: on both sides of either bound. */
+static void test_row_counts(void **state) {
+  (void)state;
+  static const int64_t rows[] = {5, 20, 21, 24, 33};
+  for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n)
+    for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; ++dtype) {
+      grouped g = grouped_of(test_case_seed(test_seed(1), n), (moe_dtype)dtype, rows[n]);
+      for (g.isa = 0, g.threads = 1; g.isa < TEST_ISA_COUNT; ++g.isa)
+        if (test_use_isa(g.isa)) check_case(&g);
+      grouped_free(&g);
+    }
+  test_use_best_isa();
 }
 
 /* A blob for another shape, type, layout or instruction set is refused, and so is a truncated one. */
@@ -322,7 +344,8 @@ static void test_packed_layer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_packed_checks),
-                                     cmocka_unit_test(test_bad_arguments), cmocka_unit_test(test_packed_layer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_row_counts),
+                                     cmocka_unit_test(test_packed_checks), cmocka_unit_test(test_bad_arguments),
+                                     cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }

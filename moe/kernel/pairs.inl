@@ -87,7 +87,7 @@ MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, c
 MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
-  const char *fetch = t->fetch.at, *soon = t->soon;
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
@@ -95,12 +95,9 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
     for (int j = 0; j < MOE_PANEL / MOE_W; j++)
       acc[i][j] = t->add ? MOE_V(load)(t->c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
   }
-  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, fetch += t->fetch.skip) {
+  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, lines.fetch += t->fetch.skip) {
     for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += t->step, panel += MOE_PANEL) {
-      __builtin_prefetch(fetch, 0, 3);
-      fetch += t->fetch.stride;
-      __builtin_prefetch(soon, 0, 3);
-      soon += 64;
+      moe_tile_fetch_(t, &lines, MOE_PIECE_PAIRS_);
       MOE_K(tile_pair)(rows, t->row, at, panel, acc);
     }
   }

@@ -1,14 +1,12 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
-   whose packed panel fits the first-level cache: gathers the rows' piece side by side (converted where the panel's type
-   asks for it), and for every panel packs a piece, where it can within the first tile, and multiplies it with all rows,
+   whose packed panel fits the first-level cache: beside the first panel gathers the rows' piece side by side, a tile's
+   at a time (converted where the panel's type asks for it), and for every panel packs a piece, where it can within the first tile, and multiplies it with all rows,
    while the next piece's memory is fetched; so weights are read once, whether there is one row or hundreds. A few rows
    are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
 enum {
-  MOE_PIECE_F32_ = 128, /* k per piece: 32 KiB of panel */
-  MOE_PIECE_PAIRS_ = 256,
   MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
   MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
   MOE_PANELS_FEW = 64,       /* with so many panels at a time, at most */
@@ -163,9 +161,8 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
   const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
   const moe_ahead_ none = {0};
   if (right->panel) {
-    const moe_ahead_ ahead =
-        moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, right->panel_bytes,
-                        moe_right_panels_(right), moe_panel_bytes_(kind, k));
+    const moe_ahead_ ahead = moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL,
+                                             right->panel_bytes, moe_right_panels_(right), moe_panel_bytes_(kind, k));
     return right->fetch ? ahead : none;
   }
   if (!right->base[0] || (right->unpack && from > 0)) return none;
@@ -215,11 +212,12 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
   return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
 }
 
-/* The rows' elements [from, from+n), side by side, in the panel's type; an odd n rounded up. */
-MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, char *to) {
+/* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */
+MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, int64_t first, int64_t rows,
+                        char *to) {
   const moe_left_ *left = m->left;
   const int64_t at = from / 2 * left->step;
-  for (int64_t i = 0; i < left->rows; i++, to += MOE_PIECE_ROW_BYTES_) {
+  for (int64_t i = first; i < first + rows; i++, to += MOE_PIECE_ROW_BYTES_) {
     if (as_f32)
       m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
     else
@@ -231,43 +229,34 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  const char *gathered; /* or NULL: the rows are in a panel */
+  char *gathered; /* or NULL: the rows are in a panel */
   moe_ahead_ ahead, *into;
+  int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
 } moe_piece_at_;
 
-/* Lets a tile fetch a row of lines, one per pair of k, that are in the second-level cache. */
-MOE_INLINE void moe_tile_near_(moe_tile_ *tile, const char *at, int64_t stride) {
-  tile->fetch.at = at;
+/* Nothing to fetch but a line that is there. */
+MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
+  tile->fetch.at = (const char *)tile->panel;
   tile->fetch.run = tile->k;
-  tile->fetch.stride = stride;
-  tile->fetch.skip = 0;
-  tile->far = 0;
+  tile->fetch.stride = tile->fetch.skip = 0;
 }
 
-/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead or, if nothing is left of
-   that, the next one's products. */
+/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
 MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < left->rows ? i + MOE_TILE_ROWS : 0;
   tile->soon = piece->gathered ? piece->gathered + next * MOE_PIECE_ROW_BYTES_ : (const char *)tile->panel;
-  tile->far = moe_ahead_step_(&piece->ahead, &tile->fetch) || moe_ahead_step_(piece->into, &tile->fetch);
-  if (!tile->far) /* a tile's lines are fewer than its steps */
-    moe_tile_near_(tile, (const char *)(tile->c + MOE_TILE_ROWS * MOE_PANEL), 32);
+  if (!moe_ahead_step_(&piece->ahead, &tile->fetch) && !moe_ahead_step_(piece->into, &tile->fetch))
+    moe_tile_idle_(tile);
 }
 
-/* The rows' next elements, of which there are more than streams a prefetcher can follow, and where they will be
-   gathered. Each of the panels fetches its share. Inlined: see moe_ahead_fetch_. */
-MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, const moe_piece_at_ *piece, int64_t i, int64_t rows,
-                                int64_t panel, int64_t panels) {
-  const int64_t bytes = piece->more / 2 * left->step, begin = (piece->from + piece->n) / 2 * left->step;
-  const int64_t lines = moe_ceil_div_(bytes, 64);
-  for (int64_t j = 0; j < rows; j++)
-    for (int64_t line = panel * lines / panels; line < (panel + 1) * lines / panels; line++)
-      __builtin_prefetch(left->row[i + j] + begin + line * 64, 0, 2);
-  if (!left->keep) return;
-  const char *to = piece->gathered + (left->rows + i) * MOE_PIECE_ROW_BYTES_;
-  const int64_t room = rows * MOE_PIECE_ROW_BYTES_ / 64;
-  for (int64_t line = panel * room / panels; line < (panel + 1) * room / panels; line++)
-    __builtin_prefetch(to + line * 64, 1, 2);
+/* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
+   piece's tiles. Inlined: see moe_ahead_fetch_. */
+MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, moe_piece_at_ *piece) {
+  const int64_t begin = (piece->from + piece->n) / 2 * left->step, bytes = piece->more / 2 * left->step;
+  for (piece->due += left->rows; piece->due >= piece->tiles && piece->row < left->rows; piece->due -= piece->tiles) {
+    const char *row = left->row[piece->row++] + begin;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
 }
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
@@ -287,7 +276,7 @@ MOE_FN void moe_tile_source_(const moe_right_ *one, const moe_piece_at_ *piece, 
 }
 
 /* All rows times panel p. */
-MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p, int64_t panels) {
+MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_right_ one = moe_right_part_(m->right, p, 1);
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_left_ *left = m->left;
@@ -310,8 +299,11 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] = piece->gathered ? piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_
                                     : left->row[i + j] + piece->from / 2 * left->step;
+    if (piece->gathered && !left->held && p == 0)
+      moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
+                  piece->gathered + i * MOE_PIECE_ROW_BYTES_);
     moe_piece_fetch_(left, piece, i, &tile);
-    if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece, i, tile.rows, p, panels);
+    if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece);
     multiply(&tile);
   }
 }
@@ -363,14 +355,10 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
 }
 
-/* A piece of the rows where it lies gathered, after gathering it unless it is held; NULL if the rows are in a panel. */
-MOE_FN const char *moe_gathered_piece_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t size, int64_t from,
-                                       int64_t n) {
-  const moe_left_ *left = m->left;
+/* Where a piece of the rows, of `size` k each, lies gathered; NULL if the rows are in a panel. */
+MOE_FN char *moe_gathered_piece_(const moe_left_ *left, int64_t size, int64_t from) {
   if (moe_in_panel_(left)) return NULL;
-  char *to = left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
-  if (!left->held) moe_gather_(m, kind == MOE_PANEL_F32, from, n, to);
-  return to;
+  return left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
 }
 
 /* A few rows. */
@@ -382,8 +370,9 @@ MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
     return;
   }
   for (int64_t from = 0; from < m->right->k; from += MOE_PIECE_F32_) {
-    moe_piece_at_ piece = {from, moe_min_(MOE_PIECE_F32_, m->right->k - from), 0, NULL, none, NULL};
-    piece.gathered = moe_gathered_piece_(m, MOE_PANEL_F32, MOE_PIECE_F32_, from, piece.n);
+    moe_piece_at_ piece = {from, moe_min_(MOE_PIECE_F32_, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0};
+    piece.gathered = moe_gathered_piece_(m->left, MOE_PIECE_F32_, from);
+    if (!m->left->held) moe_gather_(m, 1, from, piece.n, 0, m->left->rows, piece.gathered);
     moe_stream_piece_(m, &piece);
   }
 }
@@ -399,15 +388,15 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_max_(1, moe_min_(size, k) / 2));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into};
+    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, panels * tiles, 0, 0};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    piece.gathered = moe_gathered_piece_(m, kind, size, from, piece.n);
+    piece.gathered = moe_gathered_piece_(left, size, from);
     if (piece.more > 0)
       piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
     else if (m->next)
       piece.ahead = *m->next;
     moe_ahead_pace_(&piece.ahead, panels * tiles, moe_max_(1, piece.n / 2));
-    for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p, panels);
+    for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p);
   }
 }
 

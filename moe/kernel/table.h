@@ -9,10 +9,12 @@
 #define MOE_KERNEL_TABLE_H
 
 enum {
-  MOE_PANEL = 64,     /* columns of a panel */
-  MOE_ROWS_MAX = 384, /* rows of A in flight: their products with a group of panels stay in cache */
-  MOE_PANELS_MAX = 8, /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
-  MOE_TILE_ROWS = 6   /* rows of A in registers */
+  MOE_PANEL = 64,       /* columns of a panel */
+  MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
+  MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
+  MOE_TILE_ROWS = 6,    /* rows of A in registers */
+  MOE_PIECE_F32_ = 128, /* k that are multiplied at a time: 32 KiB of panel */
+  MOE_PIECE_PAIRS_ = 256
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
@@ -101,7 +103,8 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's element pairs lie `step` bytes apart, the second of a pair half a step after the first. Beside
-   every pair a line of `fetch` is fetched, and one from `soon` on. */
+   every pair a line of `fetch` is fetched into the second-level cache, and into the first a line from `soon` on and a
+   share of the products behind c, which the next tile adds to. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, step, k;
@@ -113,17 +116,36 @@ typedef struct moe_tile_ {
   int64_t stride;
   float *packed;
   moe_fetch_ fetch;
-  int far; /* what is fetched comes from memory: the second-level cache will do */
   const char *soon;
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
+
+/* Where these fetches are. */
+typedef struct moe_tile_lines_ {
+  const char *fetch, *soon, *next;
+} moe_tile_lines_;
+
+MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
+  const moe_tile_lines_ lines = {t->fetch.at, t->soon, (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL)};
+  return lines;
+}
+
+/* One pair's, where pieces have `k` elements. */
+MOE_INLINE void moe_tile_fetch_(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t k) {
+  __builtin_prefetch(lines->fetch, 0, 2);
+  lines->fetch += t->fetch.stride;
+  __builtin_prefetch(lines->soon, 0, 3);
+  lines->soon += 64;
+  __builtin_prefetch(lines->next, 0, 3);
+  lines->next += MOE_TILE_ROWS * MOE_PANEL * 4 / (k / 2);
+}
 
 /* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n
    elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
    + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_stream_ {
   const moe_element_format_ *format; /* of codes */
-  const float *x; /* element q of row i at x[i * x_stride + q] */
+  const float *x;                    /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
   int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
@@ -170,15 +192,15 @@ typedef struct moe_kernels {
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   /* `width` columns of a row of an f32 panel from n words of four codes, that from bit `shift` on times its scale byte.
      */
-  void (*pack_words_row[2])(float *row, const uint8_t *words, int shift, const uint8_t *scale, int64_t n,
-                            int64_t width, const moe_element_format_ *format);
+  void (*pack_words_row[2])(float *row, const uint8_t *words, int shift, const uint8_t *scale, int64_t n, int64_t width,
+                            const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_tile_fn_ pack_tile[MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
+  moe_tile_fn_ pack_tile[MOE_DTYPE_COUNT_];                       /* or NULL; MOE_TILE_ROWS rows, an even k */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
-  moe_stream_fn_ stream[MOE_DTYPE_COUNT_]; /* or NULL; bf16 products rely on the flushing mode */
-  moe_stream_fn_ stream_fp8; /* columns of codes */
+  moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */
+  moe_stream_fn_ stream_fp8;                                      /* columns of codes */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
@@ -187,8 +209,8 @@ typedef struct moe_kernels {
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
   void (*scale_row)(float *x, float scale, int64_t n);
-  void (*multiply_row)(float *x, const float *y, int64_t n);  /* x *= y */
-  void (*scale_to_bf16)(float *x, const float *y, int64_t n); /* the same, rounded to bf16 */
+  void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
+  void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
   void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */

@@ -32,20 +32,16 @@ MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, c
 }
 
 MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c,
-                                    int flush, int far) {
+                                    int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
   const int64_t step = t->step, half = step / 2;
-  const char *fetch = t->fetch.at, *soon = t->soon;
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
   MOE_K(tile_begin)(rows, c + col, t->add, acc);
-  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, fetch += t->fetch.skip) {
+  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, lines.fetch += t->fetch.skip) {
     for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-      if (far) __builtin_prefetch(fetch, 0, 2);
-      else __builtin_prefetch(fetch, 0, 3);
-      fetch += t->fetch.stride;
-      __builtin_prefetch(soon, 0, 3);
-      soon += 64;
+      moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
       MOE_UNROLL
       for (int odd = 1; odd >= 0; odd--) {
         MOE_V(f) b[MOE_TILE_VECTORS];
@@ -61,19 +57,17 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush, 0);
+      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush);
     return;
   }
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     switch (t->rows) {
-      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush, 0); break;
-      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush, 0); break;
-      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush, 0); break;
-      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush, 0); break;
-      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush, 0); break;
-      default:
-        if (t->far) MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush, 1);
-        else MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush, 0);
+      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
+      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
+      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush); break;
+      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush); break;
+      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush); break;
+      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush); break;
     }
   }
 }

@@ -141,7 +141,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   tile.panel = dz;
   tile.add = 1;
   tile.soon = (const char *)dz;
-  moe_tile_near_(&tile, tile.soon, 0);
+  moe_tile_idle_(&tile);
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;

@@ -4,7 +4,7 @@
 #define MOE_LAYER_WEIGHT_GRAD_H
 
 enum {
-  MOE_GRAD_PANELS = 4, /* panels of y an item covers, so that packing x is paid once for all of them */
+  MOE_GRAD_PANELS = 8, /* panels of y an item covers, so that packing x is paid once for all of them */
   MOE_GRAD_ROWS = 4096 /* (panels at a time) x (rows) stays at or below this: they share the cache */
 };
 
