@@ -1,8 +1,8 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
-   whose packed panel fits the first-level cache: beside the first panel gathers the rows' piece side by side, a tile's
-   at a time (converted where the panel's type asks for it), and for every panel packs a piece, where it can within the first tile, and multiplies it with all rows,
-   while the next piece's memory is fetched; so weights are read once, whether there is one row or hundreds. A few rows
-   are multiplied with the weights as they stream past, unpacked. */
+   whose packed panel fits the first-level cache. Beside the first panel it gathers the rows' piece side by side, a
+   tile's at a time (converted where the panel's type asks for it); for every panel it packs a piece, where it can within
+   the first tile, and multiplies it with all rows, while the next piece's memory is fetched; so weights are read once,
+   whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
