@@ -49,10 +49,11 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
     for (int64_t i = 0; i < 32; i += MOE_W) {
       const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, part + i) : MOE_V(loadu8)(row + part + i);
       MOE_V(store)(p + part + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
-      if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(codes, format));
     }
+    for (int64_t i = 0; i < 32 && MOE_CODES_BITS == 8; i += 2 * MOE_W)
+      special = MOE_V(ori)(special, MOE_K(special_fp8_run)(row + part + i, format));
   }
-  return MOE_CODES_BITS == 4 || !MOE_V(anyi)(MOE_V(srli)(special, 31));
+  return MOE_CODES_BITS == 4 || !MOE_V(anyi)(special);
 }
 
 MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
@@ -87,8 +88,9 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
     const MOE_V(i) code = MOE_V(srlv)(word, MOE_V(set1i)((uint32_t)shift));
     MOE_V(i) special = MOE_V(subi)(byte, MOE_V(set1i)(16u)); /* see MOE_PLAIN_SCALE_ */
     special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(239u), byte));
-    if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(code, format));
-    if (MOE_V(anyi)(MOE_V(srli)(special, 31))) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
+    special = MOE_V(srli)(special, 31);
+    if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(word, format));
+    if (MOE_V(anyi)(special)) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
     else MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
   }
 }

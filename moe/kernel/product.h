@@ -1,8 +1,9 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
    whose packed panel fits the first-level cache. Beside the first panel it gathers the rows' piece side by side, a
-   tile's at a time (converted where the panel's type asks for it); for every panel it packs a piece, where it can within
-   the first tile, and multiplies it with all rows, while the next piece's memory is fetched; so weights are read once,
-   whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
+   tile's at a time (converted where the panel's type asks for it); for every panel it packs a piece, where it can
+   within the first tile, and multiplies it with all rows, while the next piece's memory is fetched; so weights are read
+   once, whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked.
+   */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
@@ -69,7 +70,7 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
 typedef struct moe_right_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;
-  int fetch; /* the panels come from memory, not from cache */
+  int fetch; /* the panels, or what is to be unpacked, come from memory */
   const char *base[2];
   int64_t parts, stride, n; /* n: columns of each part */
   int transposed;
@@ -155,8 +156,7 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
   }
 }
 
-/* The memory that elements [from, from+k) will be read from, as far as it is known. What unpacks itself fetches its
-   next piece, too. */
+/* The memory that elements [from, from+k) will be read from, as far as it is known. */
 MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
   const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
   const moe_ahead_ none = {0};
@@ -165,7 +165,7 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                                              right->panel_bytes, moe_right_panels_(right), moe_panel_bytes_(kind, k));
     return right->fetch ? ahead : none;
   }
-  if (!right->base[0] || (right->unpack && from > 0)) return none;
+  if (!right->base[0] || (right->unpack && from > 0 && !right->fetch)) return none;
   return moe_ahead_rows_(right->base[0] + begin, right->base[1] ? right->base[1] + begin : NULL, NULL, right->stride,
                          right->transposed ? right->n : k, (right->transposed ? k : right->n) * right->bits / 8);
 }

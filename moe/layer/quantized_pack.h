@@ -31,11 +31,13 @@ MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
   const int64_t word = s->bits / 2;
   const uint8_t *codes[MOE_PIECE_F32_], *scale[MOE_PIECE_F32_];
   int shift[MOE_PIECE_F32_];
+  moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
   for (int64_t e = 0; e < p->elements; e++) {
     const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + e);
-    const moe_mx_at_ at = {p->expert, p->part, p->column, position / MOE_MX_GROUP_, NULL};
+    const int64_t before = at.group;
+    at.group = position / MOE_MX_GROUP_;
     codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
-    scale[e] = moe_mx_scale_at_(s, &at);
+    scale[e] = at.group == before ? scale[e - 1] : moe_mx_scale_at_(s, &at);
     shift[e] = (int)(position % MOE_MX_WORD_) * s->bits;
     for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(codes[e] + byte);
   }
@@ -77,7 +79,7 @@ MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
     return;
   }
   moe_codes_ codes = moe_patch_columns_(p, scale);
-  codes.ahead = p->elements / MOE_MX_GROUP_ * codes.group;
+  if (p->q->side.layout == MOE_MX_LAYOUT_GGML) codes.ahead = p->elements / MOE_MX_GROUP_ * codes.group;
   p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
 }
 
@@ -153,7 +155,7 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   codes.stride = s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
-  codes.ahead = p->across ? p->count : p->elements * codes.stride;
+  if (p->across) codes.ahead = p->count;
   if (p->across)
     p->kernels->pack_codes_columns[1](panel, &codes);
   else
@@ -213,13 +215,15 @@ MOE_FN void moe_quantized_stream_(const moe_right_ *right, const moe_kernels *ke
   kernels->stream_codes[moe_wide_(&q->format)](stream, codes);
 }
 
-/* Where it lies, as far as that can be fetched ahead. */
+/* Where it lies, as far as that can be fetched ahead: pieces follow each other in the forward, unless bytes of scales
+   come between. */
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int across, moe_right_ *right) {
   const moe_mx_side_ *s = &q->side;
   const int mx = q->weight->scaling == MOE_WEIGHT_MX;
   right->bits = s->bits;
   right->transposed = mx != across;
   right->stride = mx ? moe_mx_column_bytes_(s) : s->parts * s->columns;
+  right->fetch = !across && !(mx && s->layout == MOE_MX_LAYOUT_GGML);
   if (mx && moe_mx_is_nki_(s->layout)) return;
   for (int64_t p = 0; p < right->parts; p++) {
     const moe_mx_at_ at = {right->expert, q->part + p, 0, 0, NULL};
