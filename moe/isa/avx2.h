@@ -174,6 +174,11 @@ MOE_INLINE void moe_store_f32_avx2(void *p, __m256 x) { moe_store_avx2(p, moe_ca
 MOE_INLINE void moe_storen_f32_avx2(void *p, __m256 x, int64_t n) { moe_storen_avx2(p, moe_canon_avx2(x), n); }
 MOE_INLINE void moe_store_bf16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m128i *)p, moe_bf16_encode_avx2(x)); }
 MOE_INLINE void moe_storen_bf16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_bf16_encode_avx2(x), n); }
+MOE_INLINE void moe_store_uppers_avx2(void *p, __m256 a, __m256 b) {
+  const __m256i first = _mm256_srli_epi32(moe_bf16_round_avx2(moe_canon_avx2(a)), 16);
+  const __m256i second = _mm256_srli_epi32(moe_bf16_round_avx2(moe_canon_avx2(b)), 16);
+  _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0xd8));
+}
 MOE_INLINE void moe_store_fp16_avx2(void *p, __m256 x) { _mm_storeu_si128((__m128i *)p, moe_fp16_encode_avx2(x)); }
 MOE_INLINE void moe_storen_fp16_avx2(void *p, __m256 x, int64_t n) { moe_store16n_avx2(p, moe_fp16_encode_avx2(x), n); }
 

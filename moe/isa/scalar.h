@@ -6,6 +6,7 @@
      moe_f_<isa>, moe_i_<isa>, moe_m_<isa>   vectors of binary32, of 32-bit integers, and comparison masks
      load/store, loadn/storen        W elements, or the first n < W (the rest reads as 0 and is not touched)
      load_bf16 load_fp16, store_*    the same with conversion; *_f32 are synonyms of the plain ones
+     store_uppers                    two vectors side by side as bf16
      loadi, loadu16/loadu16n, storei       32-bit words, 16-bit words zero-extended
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
@@ -189,6 +190,10 @@ MOE_INLINE void moe_storen_f32_scalar(void *p, float x, int64_t n) { moe_storen_
 MOE_INLINE void moe_store_bf16_scalar(void *p, float x) { moe_storeu16_scalar(p, moe_bf16_encode_scalar(x)); }
 MOE_INLINE void moe_storen_bf16_scalar(void *p, float x, int64_t n) {
   if (n > 0) moe_store_bf16_scalar(p, x);
+}
+MOE_INLINE void moe_store_uppers_scalar(void *p, float a, float b) {
+  moe_store_bf16_scalar(p, a);
+  moe_store_bf16_scalar((char *)p + 2, b);
 }
 MOE_INLINE void moe_store_fp16_scalar(void *p, float x) { moe_storeu16_scalar(p, moe_fp16_encode_scalar(x)); }
 MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {

@@ -93,8 +93,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #endif
   t->bf16_by_mode = MOE_BF16_BY_MODE;
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
-  t->load_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_row_##name##_, MOE_ISA);                \
-  t->store_row[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_row_##name##_, MOE_ISA);              \
+  t->load_rows[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_rows_##name##_, MOE_ISA);              \
+  t->store_rows[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_rows_##name##_, MOE_ISA);            \
   t->magnitude[MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_ISA);              \
   t->quantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_##name##_, MOE_ISA);  \
   t->dequantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_##name##_, MOE_ISA); \
@@ -127,6 +127,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->glu_backward = MOE_K(glu_backward);
   t->activate = MOE_K(activate);
   t->add_scaled = MOE_K(add_scaled);
+  t->add_rows = MOE_K(add_rows);
   t->scale_row = MOE_K(scale_row);
   t->multiply_row = MOE_K(multiply_row);
   t->scale_to_bf16 = MOE_K(scale_to_bf16);

@@ -1,20 +1,31 @@
 /* What each storage format must provide: rows to and from float, and rows packed into f32 panels. Included once per
    format. */
 
-MOE_FN void MOE_KF(load_row)(float *dst, const void *src, int64_t n) {
-  const char *s = (const char *)src;
+MOE_INLINE void MOE_KF(load_one)(float *dst, const char *src, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   int64_t i = 0;
-  for (; i + MOE_W <= n; i += MOE_W) MOE_V(store)(dst + i, MOE_VF(load)(s + i * size));
-  if (i < n) MOE_V(storen)(dst + i, MOE_VF(loadn)(s + i * size, n - i), n - i);
+  for (; i + MOE_W <= n; i += MOE_W) MOE_V(store)(dst + i, MOE_VF(load)(src + i * size));
+  if (i < n) MOE_V(storen)(dst + i, MOE_VF(loadn)(src + i * size, n - i), n - i);
 }
 
-MOE_FN void MOE_KF(store_row)(void *dst, const float *src, int64_t n) {
-  char *d = (char *)dst;
+MOE_FN void MOE_KF(load_rows)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n) {
+  for (int64_t i = 0; i < rows; i++, dst += pitch) MOE_KF(load_one)(dst, moe_row_(src, i), n);
+}
+
+MOE_INLINE void MOE_KF(store_one)(char *dst, const float *src, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   int64_t i = 0;
-  for (; i + MOE_W <= n; i += MOE_W) MOE_VF(store)(d + i * size, MOE_V(load)(src + i));
-  if (i < n) MOE_VF(storen)(d + i * size, MOE_V(loadn)(src + i, n - i), n - i);
+  for (; MOE_FORMAT_UPPER && i + 2 * MOE_W <= n; i += 2 * MOE_W)
+    MOE_V(store_uppers)(dst + i * size, MOE_V(load)(src + i), MOE_V(load)(src + i + MOE_W));
+  for (; i + MOE_W <= n; i += MOE_W) MOE_VF(store)(dst + i * size, MOE_V(load)(src + i));
+  if (i < n) MOE_VF(storen)(dst + i * size, MOE_V(loadn)(src + i, n - i), n - i);
+}
+
+MOE_FN void MOE_KF(store_rows)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
+                               int64_t n) {
+  char *row = (char *)dst;
+  for (int64_t i = 0; i < rows; i++, row += stride, src += MOE_PANEL)
+    MOE_KF(store_one)(index ? (char *)dst + index[i] * stride : row, src, n);
 }
 
 MOE_FN uint32_t MOE_KF(magnitude)(const void *x, int64_t n) {
@@ -113,5 +124,5 @@ MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V
 
 MOE_INLINE void MOE_KF(stream_row)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
   (void)s;
-  MOE_KF(load_row)(dst, src, n);
+  MOE_KF(load_one)(dst, src, n);
 }

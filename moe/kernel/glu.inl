@@ -1,5 +1,4 @@
-/* The gated unit, one row of a panel at a time. Forward: products -> pre-activations -> m. Backward: dm -> dg, du,
-   a*m. */
+/* The gated unit, on rows of a panel. Forward: products -> pre-activations -> m. Backward: dm -> dg, du, a*m. */
 
 MOE_INLINE MOE_V(f) MOE_K(clamp)(MOE_V(f) x, int upper_on, float upper, int lower_on, float lower) {
   if (upper_on) x = MOE_V(min)(MOE_V(set1)(upper), x);
@@ -15,56 +14,69 @@ MOE_INLINE MOE_V(f) MOE_K(mask)(MOE_V(f) x, MOE_V(f) at, int upper_on, float upp
   return x;
 }
 
-/* The activation is chosen inside the loops: a well-predicted jump costs less than their copies. */
-MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row) {
+/* What multiplies row r. */
+MOE_INLINE MOE_V(f) MOE_K(glu_scale)(const float *scale, int64_t r) { return MOE_V(set1)(scale ? scale[r] : 1.0f); }
+
+MOE_INLINE void MOE_K(glu_forward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
   const uint32_t on = glu->clamp;
-  for (int64_t i = 0; i < row->n; i += MOE_W) {
-    MOE_V(f) u = MOE_V(mul)(MOE_V(load)(row->up + i), MOE_V(set1)(row->pre_scale));
-    if (row->up_bias) u = MOE_V(add)(u, MOE_V(load)(row->up_bias + i));
+  const MOE_V(f) pre_scale = MOE_K(glu_scale)(rows->pre_scale, r), scale = MOE_K(glu_scale)(rows->scale, r);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t at = r * MOE_PANEL + i;
+    MOE_V(f) u = MOE_V(mul)(MOE_V(load)(rows->up + at), pre_scale);
+    if (rows->up_bias) u = MOE_V(add)(u, MOE_V(load)(rows->up_bias + i));
     u = MOE_K(clamp)(u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-    MOE_V(store)(row->up + i, u);
+    MOE_V(store)(rows->up + at, u);
     MOE_V(f) g = u;
     if (!glu->skip_gate) {
-      g = MOE_V(mul)(MOE_V(load)(row->gate + i), MOE_V(set1)(row->pre_scale));
-      if (row->gate_bias) g = MOE_V(add)(g, MOE_V(load)(row->gate_bias + i));
+      g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
+      if (rows->gate_bias) g = MOE_V(add)(g, MOE_V(load)(rows->gate_bias + i));
       g = MOE_K(clamp)(g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
-      MOE_V(store)(row->gate + i, g);
+      MOE_V(store)(rows->gate + at, g);
     }
     MOE_V(f) m = MOE_K(activation)(glu->activation, glu->alpha, g).f;
     if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(u, MOE_V(set1)(glu->up_offset)));
-    MOE_V(store)(row->m + i, MOE_V(mul)(m, MOE_V(set1)(row->scale)));
+    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
   }
 }
 
 /* Columns at or beyond n take part in no sum: their dm is read as zero. */
-MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row) {
+MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
   const uint32_t on = glu->clamp;
   float lanes[MOE_LANES] = {0};
-  const MOE_V(f) scale = MOE_V(set1)(row->scale);
-  for (int64_t i = 0; i < row->n; i += MOE_W) {
-    const int64_t left = moe_min_(row->n - i, MOE_W);
-    MOE_V(f) dm0 = MOE_V(loadn)(row->dm + i, left), dm = MOE_V(mul)(dm0, scale), m;
-    const MOE_V(f) u = MOE_V(loadn)(row->up + i, left), g = glu->skip_gate ? u : MOE_V(loadn)(row->gate + i, left);
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_PANEL + i;
+    MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale), m;
+    const MOE_V(f) u = MOE_V(loadn)(rows->up + at, left), g = glu->skip_gate ? u : MOE_V(loadn)(rows->gate + at, left);
     const MOE_K(act) a = MOE_K(activation)(glu->activation, glu->alpha, g);
     if (glu->skip_gate) {
       m = a.f;
       MOE_V(f) du = MOE_V(mul)(dm, a.df);
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(row->dup + i, du);
+      MOE_V(store)(rows->dup + at, du);
     } else {
       const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
       m = MOE_V(mul)(a.f, v);
       MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), a.df), du = MOE_V(mul)(dm, a.f);
       dg = MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
-      MOE_V(store)(row->dgate + i, dg);
+      MOE_V(store)(rows->dgate + at, dg);
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(row->dup + i, du);
+      MOE_V(store)(rows->dup + at, du);
     }
-    MOE_V(store)(row->m + i, MOE_V(mul)(m, scale));
+    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
     MOE_V(f) sum = MOE_V(load)(lanes + i % MOE_LANES);
     MOE_V(storen)(lanes + i % MOE_LANES, MOE_V(fma)(dm0, m, sum), left);
   }
-  row->dot = moe_reduce_lanes_(lanes);
+  return moe_reduce_lanes_(lanes);
+}
+
+/* The activation is chosen inside the loops: a well-predicted jump costs less than their copies. */
+MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  for (int64_t r = 0; r < rows->rows; r++) MOE_K(glu_forward_row)(glu, rows, r);
+}
+
+MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  for (int64_t r = 0; r < rows->rows; r++) rows->dot[r] = MOE_K(glu_backward_row)(glu, rows, r);
 }
 
 MOE_FN void MOE_K(activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n) {

@@ -31,8 +31,8 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
 /* ----------------------------------------------------------------------------------------------------- left operand */
 
 typedef struct moe_left_ {
-  const char *row[MOE_ROWS_MAX]; /* first element of each row */
-  int64_t rows, step;            /* bytes from a pair of elements to the next: see moe_tile_ */
+  moe_rows_ place;    /* of each row's first element */
+  int64_t rows, step; /* bytes from a pair of elements to the next: see moe_tile_ */
   moe_dtype dtype;
   /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`),
      or one piece at a time; `held`: all pieces are there already. */
@@ -49,7 +49,8 @@ MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t 
   left->step = 2 * size;
   left->gathered = gathered;
   left->keep = left->held = 0;
-  for (int64_t i = 0; i < count; i++) left->row[i] = moe_row_(rows, first + i) + from * size;
+  left->place = moe_rows_from_(rows, first);
+  left->place.base += from * size;
 }
 
 /* The first `rows` columns of a packed panel as rows. */
@@ -59,7 +60,7 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
   left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
   left->gathered = NULL;
   left->keep = left->held = 0;
-  for (int64_t i = 0; i < rows; i++) left->row[i] = (const char *)panel + i * 4;
+  left->place = (moe_rows_){(const char *)panel, 4, NULL};
 }
 
 /* ---------------------------------------------------------------------------------------------------- right operand */
@@ -215,15 +216,13 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
 /* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, int64_t first, int64_t rows,
                         char *to) {
-  const moe_left_ *left = m->left;
-  const int64_t at = from / 2 * left->step;
-  for (int64_t i = first; i < first + rows; i++, to += MOE_PIECE_ROW_BYTES_) {
-    if (as_f32)
-      m->kernels->load_row[left->dtype]((float *)(void *)to, left->row[i] + at, n);
-    else
-      memcpy(to, left->row[i] + at, (size_t)(n * 2));
-    if (n & 1) memset(to + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
-  }
+  moe_rows_ part = moe_rows_from_(&m->left->place, first);
+  part.base += from / 2 * m->left->step;
+  if (as_f32) m->kernels->load_rows[m->left->dtype]((float *)(void *)to, MOE_PIECE_F32_, &part, rows, n);
+  for (int64_t i = 0; i < rows && !as_f32; i++)
+    memcpy(to + i * MOE_PIECE_ROW_BYTES_, moe_row_(&part, i), (size_t)n * 2);
+  for (int64_t i = 0; i < rows && n % 2; i++)
+    memset(to + i * MOE_PIECE_ROW_BYTES_ + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
 }
 
 /* A piece of k on its way: elements [from, from+n), then `more`. */
@@ -254,7 +253,7 @@ MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, in
 MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, moe_piece_at_ *piece) {
   const int64_t begin = (piece->from + piece->n) / 2 * left->step, bytes = piece->more / 2 * left->step;
   for (piece->due += left->rows; piece->due >= piece->tiles && piece->row < left->rows; piece->due -= piece->tiles) {
-    const char *row = left->row[piece->row++] + begin;
+    const char *row = moe_row_(&left->place, piece->row++) + begin;
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
 }
@@ -298,7 +297,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] = piece->gathered ? piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_
-                                    : left->row[i + j] + piece->from / 2 * left->step;
+                                    : moe_row_(&left->place, i + j) + piece->from / 2 * left->step;
     if (piece->gathered && !left->held && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
                   piece->gathered + i * MOE_PIECE_ROW_BYTES_);
@@ -313,8 +312,7 @@ MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const int64_t row = moe_ceil_div_(m->right->k, MOE_PIECE_F32_) * MOE_PIECE_F32_;
   float *x = (float *)(void *)left->gathered;
-  for (int64_t i = 0; i < left->rows && !left->held; i++)
-    m->kernels->load_row[left->dtype](x + i * row, left->row[i], m->right->k);
+  if (!left->held) m->kernels->load_rows[left->dtype](x, row, &left->place, left->rows, m->right->k);
   for (int64_t p = 0; p < moe_right_panels_(m->right); p++) {
     const moe_right_ one = moe_right_part_(m->right, p, 1);
     moe_stream_ s = {0};

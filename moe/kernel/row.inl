@@ -1,6 +1,6 @@
 /* Operations on rows of float. */
 
-MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
+MOE_INLINE void MOE_K(add_one)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
   const MOE_V(f) s = MOE_V(set1)(scale);
   int64_t i = 0;
   for (; i + MOE_W <= n; i += MOE_W) {
@@ -13,6 +13,16 @@ MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, flo
     if (bias) v = MOE_V(add)(v, MOE_V(loadn)(bias + i, n - i));
     MOE_V(storen)(sum + i, MOE_V(add)(MOE_V(loadn)(sum + i, n - i), MOE_V(mul)(v, s)), n - i);
   }
+}
+
+MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
+  MOE_K(add_one)(sum, x, bias, scale, n);
+}
+
+MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale,
+                            int64_t rows, int64_t n) {
+  for (int64_t i = 0; i < rows; i++, x += MOE_PANEL)
+    MOE_K(add_one)(sum + (to ? to[i] * (int64_t)MOE_PANEL : 0), x, bias, scale ? scale[i] : 1.0f, n);
 }
 
 MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {

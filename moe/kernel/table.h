@@ -33,6 +33,16 @@ MOE_INLINE const char *moe_row_(const moe_rows_ *rows, int64_t k) {
   return rows->base + (rows->index ? (int64_t)rows->index[k] : k) * rows->stride;
 }
 
+/* The rows from `first` on. */
+MOE_INLINE moe_rows_ moe_rows_from_(const moe_rows_ *rows, int64_t first) {
+  moe_rows_ part = *rows;
+  if (part.index)
+    part.index += first;
+  else
+    part.base += first * part.stride;
+  return part;
+}
+
 /* The gated unit of a layer, its defaults resolved. */
 typedef struct moe_glu_ {
   moe_activation activation;
@@ -42,18 +52,18 @@ typedef struct moe_glu_ {
   float gate_upper, gate_lower, up_upper, up_lower;
 } moe_glu_;
 
-/* One row of at most MOE_PANEL columns on its way through the gated unit; all arrays are float. */
-typedef struct moe_glu_row_ {
-  int64_t n;
+/* Rows of at most MOE_PANEL columns on their way through the gated unit, 64 floats apart. */
+typedef struct moe_glu_rows_ {
+  int64_t rows, n;
   float *gate, *up;                 /* forward: products in, clamped pre-activations out; backward: those in */
   const float *gate_bias, *up_bias; /* forward, or NULL */
-  float pre_scale;                  /* forward: multiplies the products */
-  float scale;                      /* multiplies m on its way out (backward: and dm on its way in) */
+  const float *pre_scale;           /* forward: multiplies a row's products, or NULL */
+  const float *scale;               /* multiplies a row's m on its way out (backward: and dm on its way in), or NULL */
   float *m;                         /* out: scale * m */
   const float *dm;                  /* backward in: gradient of m before scale */
-  float *dgate, *dup;               /* backward out */
-  float dot;                        /* backward out: <dm, m>, both before scale */
-} moe_glu_row_;
+  float *dgate, *dup;               /* backward out; may be gate and up */
+  float *dot;                       /* backward out: each row's <dm, m>, both before scale */
+} moe_glu_rows_;
 
 #define MOE_ELEMENT_COUNT_ (MOE_ELEMENT_E2M1 + 1)
 
@@ -95,8 +105,11 @@ typedef struct moe_numbers_ {
   int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
 
-typedef void (*moe_load_row_fn_)(float *dst, const void *src, int64_t n);
-typedef void (*moe_store_row_fn_)(void *dst, const float *src, int64_t n);
+/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i], if
+   there is an index. */
+typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
+typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
+                                   int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
@@ -177,8 +190,8 @@ typedef struct moe_kernels {
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
-  moe_load_row_fn_ load_row[MOE_DTYPE_COUNT_];
-  moe_store_row_fn_ store_row[MOE_DTYPE_COUNT_]; /* contract 5 */
+  moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];
+  moe_store_rows_fn_ store_rows[MOE_DTYPE_COUNT_]; /* contract 5 */
   /* Of 4 bits (e2m1), of 8 (fp8). */
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
   void (*store_codes[2])(uint8_t *dst, const float *src, int64_t n, const moe_element_format_ *format,
@@ -204,10 +217,14 @@ typedef struct moe_kernels {
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
-  void (*glu_forward)(const moe_glu_ *glu, moe_glu_row_ *row);
-  void (*glu_backward)(const moe_glu_ *glu, moe_glu_row_ *row); /* limits rounded to the checkpoint's type */
+  void (*glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows);
+  void (*glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
+  /* For rows of x, 64 apart: row to[i] of sum, 64 apart as well, += scale[i] * (x + bias), in order; bias, scale NULL:
+     0, 1; to NULL: all add up in one row. */
+  void (*add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale, int64_t rows,
+                   int64_t n);
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
   void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
@@ -217,5 +234,14 @@ typedef struct moe_kernels {
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */
   void (*score_row)(float *y, float *dy, const float *x, moe_score_function score_function, int64_t n);
 } moe_kernels;
+
+/* One row, of any length. */
+MOE_FN void moe_load_row_(const moe_kernels *kernels, moe_dtype dtype, float *dst, const void *src, int64_t n) {
+  const moe_rows_ row = {(const char *)src, 0, NULL};
+  kernels->load_rows[dtype](dst, 0, &row, 1, n);
+}
+MOE_FN void moe_store_row_(const moe_kernels *kernels, moe_dtype dtype, void *dst, const float *src, int64_t n) {
+  kernels->store_rows[dtype](dst, 0, NULL, src, 1, n);
+}
 
 #endif

@@ -162,7 +162,7 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
                                        float *buffer) {
   if (!tensor) return NULL;
   memset(buffer, 0, MOE_PANEL * sizeof *buffer);
-  call->group.kernels.load_row[call->dtype](buffer, (const char *)tensor + from * call->size, n);
+  moe_load_row_(&call->group.kernels, call->dtype, buffer, (const char *)tensor + from * call->size, n);
   return buffer;
 }
 

@@ -96,8 +96,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   char stored[4];
   for (int i = 0; i < 4; i++) {
     if (!(glu.clamp >> i & 1u)) continue;
-    call->group.kernels.store_row[call->checkpoint_dtype](stored, limit[i], 1);
-    call->group.kernels.load_row[call->checkpoint_dtype](limit[i], stored, 1);
+    moe_store_row_(&call->group.kernels, call->checkpoint_dtype, stored, limit[i], 1);
+    moe_load_row_(&call->group.kernels, call->checkpoint_dtype, limit[i], stored, 1);
   }
   return glu;
 }
@@ -106,19 +106,21 @@ MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert)
   return moe_weights_gate_up_across_(stage->call, expert);
 }
 
-MOE_FN void moe_backward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
+MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
+                              float *sum) {
   const moe_backward_ *backward = (const moe_backward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  float scale = 1.0f, x[MOE_PANEL];
-  if (moe_pre_scaled_(&l->config)) {
-    const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
-    call->group.kernels.load_row[call->dtype](
-        x, (const char *)l->hidden_states + (call->plan.token[row] * l->H + h0) * call->size, n);
-    backward->dot[row * panels + h0 / MOE_PANEL] = call->group.kernels.dot(c, x, n);
-    scale = call->plan.affinity[row];
+  const moe_kernels *kernels = &call->group.kernels;
+  const int pre_scaled = moe_pre_scaled_(&l->config);
+  const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
+  for (int64_t i = 0; i < summands->rows && pre_scaled; i++) {
+    const int64_t row = summands->row[i], at = call->plan.token[row] * l->H + h0;
+    float x[MOE_PANEL];
+    moe_load_row_(kernels, call->dtype, x, (const char *)l->hidden_states + at * call->size, n);
+    backward->dot[row * panels + h0 / MOE_PANEL] = kernels->dot(c + i * MOE_PANEL, x, n);
   }
-  call->group.kernels.add_scaled(sum, c, NULL, scale, n);
+  kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
 /* The gradients of the pre-activations, and what falls off on the way. */
@@ -161,7 +163,7 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   stage.from = call->glu.skip_gate ? l->I : 0;
   stage.k = 2 * l->I - stage.from;
   stage.right = moe_backward_right_;
-  stage.add_row = moe_backward_add_row_;
+  stage.add = moe_backward_add_;
   stage.output = (char *)backward->args->hidden_states_grad;
   stage.stride = l->H * call->size;
   stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;

@@ -171,24 +171,29 @@ MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) 
   return moe_forward_down_right_(stage->user, expert);
 }
 
-MOE_FN void moe_forward_add_row_(const moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum) {
+MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
+                             float *sum) {
   const moe_forward_ *forward = (const moe_forward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t expert = call->plan.run_expert[call->plan.run[row]];
+  const moe_kernels *kernels = &call->group.kernels;
   const int on_i = l->config.affinity_mode == MOE_AFFINITY_ON_I;
-  const float a = call->plan.affinity[row];
   float buffer[MOE_PANEL];
-  const float *bias = moe_load_optional_(call, l->down_proj_bias, expert * l->H + h0, n, buffer);
-  moe_quantized_scale_sums_(&call->down.quantized, &call->group.kernels, expert, 0, h0, n, c);
-  if (on_i && bias) call->group.kernels.scale_row(buffer, a, n);
-  if (forward->args->down_activations) {
-    if (bias) call->group.kernels.add_scaled(c, bias, NULL, 1.0f, n);
+  const float *bias = moe_load_optional_(call, l->down_proj_bias, summands->expert * l->H + h0, n, buffer);
+  for (int64_t i = 0; i < summands->rows && moe_weight_scaled_after_(l->quantized_down_weight); i++)
+    moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_PANEL);
+  if (bias && (on_i || forward->args->down_activations)) {
+    for (int64_t i = 0; i < summands->rows; i++)
+      kernels->add_scaled(c + i * MOE_PANEL, bias, NULL, on_i ? summands->affinity[i] : 1.0f, n);
     bias = NULL;
-    call->group.kernels.store_row[call->checkpoint_dtype](
-        (char *)forward->args->down_activations + (call->plan.slot[row] * l->H + h0) * call->checkpoint_size, c, n);
   }
-  call->group.kernels.add_scaled(sum, c, bias, l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? a : 1.0f, n);
+  for (int64_t i = 0; i < summands->rows && forward->args->down_activations; i++)
+    moe_store_row_(kernels, call->checkpoint_dtype,
+                   (char *)forward->args->down_activations +
+                       (call->plan.slot[summands->row[i]] * l->H + h0) * call->checkpoint_size,
+                   c + i * MOE_PANEL, n);
+  kernels->add_rows(sum, summands->token, c, bias,
+                    l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows, n);
 }
 
 /* The rows of a device-shaped output that are not a token's sum. */
@@ -241,7 +246,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
   down.k = l->I;
   down.right = moe_forward_right_;
-  down.add_row = moe_forward_add_row_;
+  down.add = moe_forward_add_;
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;
   down.accumulate = args->accumulate_output;

@@ -21,20 +21,18 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
                                   int64_t i0, int64_t n, const float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
   call->group.kernels.transpose_tile(columns, x, rows, n);
-  for (int64_t i = 0; i < n; i++)
-    call->group.kernels.store_row[call->checkpoint_dtype](
-        (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size,
-        columns + i * MOE_PANEL, rows);
+  call->group.kernels.store_rows[call->checkpoint_dtype](
+      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
+      call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
 }
 
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t up, int64_t i0, int64_t n, float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
-  for (int64_t i = 0; i < n; i++)
-    call->group.kernels.load_row[call->checkpoint_dtype](
-        columns + i * MOE_PANEL,
-        (const char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0 + i) * call->checkpoint_size,
-        rows);
+  const moe_rows_ saved = {(const char *)checkpoint +
+                               moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
+                           call->layer.B * call->checkpoint_size, NULL};
+  call->group.kernels.load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
   call->group.kernels.transpose_tile(x, columns, n, rows);
 }
 

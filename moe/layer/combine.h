@@ -5,6 +5,14 @@
 #ifndef MOE_LAYER_COMBINE_H
 #define MOE_LAYER_COMBINE_H
 
+/* At most MOE_PANEL rows of one expert on their way into sums. */
+typedef struct moe_summands_ {
+  int64_t expert, rows;
+  const int32_t *row;
+  int32_t token[MOE_PANEL]; /* of the chunk: whose sum */
+  float affinity[MOE_PANEL];
+} moe_summands_;
+
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
   float *products; /* [rows,H], already multiplied, or NULL: left times right */
@@ -12,12 +20,13 @@ typedef struct moe_combine_ {
   int64_t from;    /* first element of a left row that takes part */
   int64_t k;       /* how many do */
   moe_right_ (*right)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
-  /* Adds product row c of `row` into sum; may change c. h0, n: which columns. */
-  void (*add_row)(const struct moe_combine_ *stage, int64_t row, int64_t h0, int64_t n, float *c, float *sum);
-  char *output; /* row t at output + t*stride, or NULL: only add_row's side effects are wanted */
+  /* Adds the summands' products c, 64 apart, to their sums; may change c. h0, n: which columns. */
+  void (*add)(const struct moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
+              float *sum);
+  char *output; /* row t at output + t*stride, or NULL: only add's side effects are wanted */
   int64_t stride;
   int accumulate;
-  void *user; /* what add_row needs besides */
+  void *user; /* what add needs besides */
 } moe_combine_;
 
 /* Outputs that a lane sums up at a time: those of a chunk of tokens and of some panels. */
@@ -77,27 +86,38 @@ MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   if (first[patch.chunk] < first[patch.chunk + 1]) *ahead = moe_combine_run_ahead_(stage, first[patch.chunk], &patch);
 }
 
-/* The products of row order[at+i] with panel p of a multiplication, and of the layer. */
-MOE_FN float *moe_combine_products_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at,
-                                    int64_t i, int64_t p, int64_t panel) {
-  if (stage->products)
-    return stage->products + stage->call->plan.order[at + i] * stage->call->layer.H + panel * MOE_PANEL;
-  return lane->c + p * MOE_PRODUCTS_FLOATS_(rows) + i * MOE_PANEL;
-}
-
-/* Rows order[at, at+rows) leave: `count` panels of products from `panel` on. */
+/* Rows order[at, at+rows), of one run, leave: `count` panels of products from `panel` on. */
 MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at,
                                const moe_patch_ *patch, int64_t panel, int64_t count) {
-  const moe_blockwise_ *call = stage->call;
-  const moe_plan_ *plan = &call->plan;
-  for (int64_t p = 0; p < count; p++) {
-    const int64_t h0 = (panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
-    float *sum = lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL;
-    for (int64_t i = 0; i < rows; i++) {
-      const int64_t row = plan->order[at + i], t = plan->token[row] - patch->chunk * MOE_CHUNK;
-      stage->add_row(stage, row, h0, n, moe_combine_products_(stage, lane, rows, at, i, p, panel + p),
-                     sum + t * MOE_PANEL);
+  const moe_plan_ *plan = &stage->call->plan;
+  moe_summands_ summands;
+  summands.expert = plan->run_expert[plan->run[plan->order[at]]];
+  for (int64_t from = 0; from < rows; from += summands.rows) {
+    summands.rows = moe_min_(MOE_PANEL, rows - from);
+    summands.row = plan->order + at + from;
+    for (int64_t i = 0; i < summands.rows; i++) {
+      summands.token[i] = (int32_t)(plan->token[summands.row[i]] - patch->chunk * MOE_CHUNK);
+      summands.affinity[i] = plan->affinity[summands.row[i]];
     }
+    for (int64_t p = 0; p < count; p++) {
+      const int64_t h0 = (panel + p) * MOE_PANEL;
+      stage->add(stage, &summands, h0, moe_min_(MOE_PANEL, stage->call->layer.H - h0),
+                 lane->c + p * MOE_PRODUCTS_FLOATS_(rows) + from * MOE_PANEL,
+                 lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL);
+    }
+  }
+}
+
+/* The products of rows order[at, at+rows) with panels from `panel` on, those that are there already, in the lane's. */
+MOE_FN void moe_combine_take_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, int64_t panel,
+                              int64_t count) {
+  const int64_t H = stage->call->layer.H;
+  const int32_t *row = stage->call->plan.order + at;
+  for (int64_t p = 0; p < count; p++) {
+    const int64_t h0 = (panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, H - h0);
+    float *c = lane->c + p * MOE_PRODUCTS_FLOATS_(rows);
+    for (int64_t i = 0; i < rows; i++)
+      memcpy(c + i * MOE_PANEL, stage->products + row[i] * H + h0, (size_t)n * sizeof *c);
   }
 }
 
@@ -115,7 +135,10 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
       count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
       right = moe_right_part_(&right, 0, count);
-      moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, NULL);
+      if (stage->products)
+        moe_combine_take_(stage, lane, left.rows, at, panel, count);
+      else
+        moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, NULL);
       moe_combine_leave_(stage, lane, left.rows, at, patch, panel, count);
     }
   }
@@ -131,19 +154,15 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
                 end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
-  if (stage->products)
-    moe_combine_leave_(stage, &lane, end - plan->chunk_first[patch.chunk], plan->chunk_first[patch.chunk], &patch,
-                       patch.panel, patch.panels);
-  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end && !stage->products; at = run_end) {
+  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
     const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, &patch) : turn->ahead;
     moe_combine_run_(stage, &lane, at, run_end, &patch, &next);
   }
   for (int64_t p = 0; p < patch.panels && stage->output; p++) {
     const int64_t h0 = (patch.panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
-    for (int64_t t = 0; t < tokens; t++)
-      moe_store_sum_(&call->group.kernels, stage->output + (t0 + t) * stage->stride + h0 * call->size, call->dtype,
-                     lane.sum + (p * call->plan.chunk_rows + t) * MOE_PANEL, n, stage->accumulate);
+    moe_store_sums_(&call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
+                    call->dtype, lane.sum + p * plan->chunk_rows * MOE_PANEL, tokens, n, stage->accumulate);
   }
 }
 

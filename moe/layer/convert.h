@@ -24,11 +24,11 @@ MOE_FN void moe_convert_piece_(void *arg, int64_t item, moe_turn_ *turn) {
   const char *src = c->src + at * moe_dtype_bytes_(c->from);
   (void)turn;
   if (c->from == MOE_DTYPE_F32) {
-    job->kernels.store_row[c->to](dst, (const float *)(const void *)src, n);
+    moe_store_row_(&job->kernels, c->to, dst, (const float *)(const void *)src, n);
   } else {
     float *out = (float *)(void *)dst;
-    job->kernels.load_row[c->from](out, src, n);
-    job->kernels.store_row[MOE_DTYPE_F32](out, out, n); /* NaN becomes the canonical one */
+    moe_load_row_(&job->kernels, c->from, out, src, n);
+    moe_store_row_(&job->kernels, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
   }
 }
 

@@ -21,57 +21,60 @@ typedef struct moe_down_grad_ {
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
 
-/* One half (0 gate, 1 up) of a row's pre-activation gradients: stored, stored scaled, and added to the bias
-   gradient. */
-MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0, int64_t n,
-                                float *grad, float *bias_sum) {
+/* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added to
+   the bias gradient. */
+MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
+                                const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
-  const int64_t at = ((row * 2 + half) * call->layer.I + i0) * call->inner_size;
-  call->group.kernels.store_row[call->inner_dtype](stage->pre + at, grad, n);
-  call->group.kernels.add_scaled(bias_sum + half * MOE_PANEL, grad, NULL, 1.0f, n);
-  if (stage->rounded) {
+  const moe_kernels *kernels = &call->group.kernels;
+  const int64_t stride = 2 * call->layer.I * call->inner_size;
+  const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
+  kernels->store_rows[call->inner_dtype](stage->pre + at, stride, NULL, grad, glu->rows, glu->n);
+  if (stage->bias_grad) kernels->add_rows(bias_sum + half * MOE_PANEL, NULL, grad, NULL, NULL, glu->rows, glu->n);
+  for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_PANEL]; /* whole groups: panels begin at multiples of 32 */
-    call->group.kernels.load_row[call->inner_dtype](operand, stage->pre + at, n);
-    moe_mx_round_row_(&call->group.kernels, &call->round_gradients, operand, n);
-    call->group.kernels.store_row[call->inner_dtype](stage->rounded + at, operand, n);
+    moe_load_row_(kernels, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
+    moe_mx_round_row_(kernels, &call->round_gradients, operand, glu->n);
+    moe_store_row_(kernels, call->inner_dtype, stage->rounded + at + i * stride, operand, glu->n);
   }
   if (!stage->scaled) return;
-  call->group.kernels.scale_row(grad, call->plan.affinity[row], n);
-  call->group.kernels.store_row[call->inner_dtype](stage->scaled + at, grad, n);
+  for (int64_t i = 0; i < glu->rows; i++)
+    kernels->scale_row(grad + i * MOE_PANEL, call->plan.affinity[row + i], glu->n);
+  kernels->store_rows[call->inner_dtype](stage->scaled + at, stride, NULL, grad, glu->rows, glu->n);
 }
 
-/* gate, up, dm: this row's columns. */
-MOE_FN void moe_down_grad_row_(const moe_down_grad_ *stage, int64_t row, int64_t i0, int64_t n, float *gate, float *up,
-                               const float *dm, float *bias_sum) {
+/* Rows from `row` on, at most 64, whose dm is in glu->dm, and whose pre-activations are one run of the checkpoint. */
+MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t row, int64_t i0, moe_glu_rows_ *glu,
+                               float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
-  float m[MOE_PANEL], dgate[MOE_PANEL], dup[MOE_PANEL];
-  moe_glu_row_ glu_row = {0};
-  glu_row.n = n;
-  glu_row.gate = gate;
-  glu_row.up = up;
-  glu_row.m = m;
-  glu_row.dm = dm;
-  glu_row.dgate = dgate;
-  glu_row.dup = dup;
-  glu_row.scale = moe_post_scaled_(&call->layer.config) ? call->plan.affinity[row] : 1.0f;
-  call->group.kernels.glu_backward(&stage->glu, &glu_row);
-  stage->dot[row * moe_down_grad_panels_(call) + i0 / MOE_PANEL] = glu_row.dot;
-  call->group.kernels.store_row[call->inner_dtype](stage->am + (row * call->layer.I + i0) * call->inner_size, m, n);
-  if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, n, dgate, bias_sum);
-  moe_down_grad_emit_(stage, row, 1, i0, n, dup, bias_sum);
+  const int64_t stride = call->layer.I * call->inner_size, panels = moe_down_grad_panels_(call);
+  char *am = stage->am + row * stride + i0 * call->inner_size;
+  moe_fetch_to_write_(am, stride, glu->rows, glu->n * call->inner_size);
+  moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, 2 * glu->rows,
+                      glu->n * call->inner_size);
+  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
+  moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
+  if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
+  call->group.kernels.glu_backward(&stage->glu, glu);
+  for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_PANEL] = glu->dot[i];
+  call->group.kernels.store_rows[call->inner_dtype](am, stride, NULL, glu->m, glu->rows, glu->n);
+  if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
+  moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
-/* Rows [first,first+rows), whose dm is in c; the pre-activations come from the checkpoint a tile at a time. */
+/* Rows [first,first+rows), whose dm is in c and is used up. */
 MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n,
-                                const float *c, float *bias_sum) {
-  float gate[MOE_PANEL * MOE_PANEL], up[MOE_PANEL * MOE_PANEL];
-  for (int64_t at = 0, run; at < rows; at += run) {
-    run = moe_checkpoint_run_(stage->call, first + at, first + rows);
-    if (!stage->glu.skip_gate) moe_checkpoint_load_(stage->call, stage->checkpoint, first + at, run, 0, i0, n, gate);
-    moe_checkpoint_load_(stage->call, stage->checkpoint, first + at, run, 1, i0, n, up);
-    for (int64_t i = 0; i < run; i++)
-      moe_down_grad_row_(stage, first + at + i, i0, n, gate + i * MOE_PANEL, up + i * MOE_PANEL,
-                         c + (at + i) * MOE_PANEL, bias_sum);
+                                float *c, float *bias_sum) {
+  float gate[MOE_PANEL * MOE_PANEL], up[MOE_PANEL * MOE_PANEL], dot[MOE_PANEL];
+  moe_glu_rows_ glu = {0};
+  glu.n = n;
+  glu.gate = glu.dgate = gate;
+  glu.up = glu.dup = up;
+  glu.dot = dot;
+  for (int64_t at = 0; at < rows; at += glu.rows) {
+    glu.rows = moe_checkpoint_run_(stage->call, first + at, first + rows);
+    glu.dm = glu.m = c + at * MOE_PANEL;
+    moe_down_grad_run_(stage, first + at, i0, &glu, bias_sum);
   }
 }
 

@@ -8,21 +8,19 @@ typedef struct moe_gate_up_ {
   void *checkpoint; /* [N,2,I,B], or NULL */
 } moe_gate_up_;
 
-MOE_FN void moe_gate_up_row_(const moe_gate_up_ *stage, int64_t row, int64_t i0, int64_t n, moe_glu_row_ *glu_row) {
-  const moe_blockwise_ *call = stage->call;
-  const float a = call->plan.affinity[row];
-  float m[MOE_PANEL];
-  glu_row->m = m;
-  glu_row->pre_scale = moe_pre_scaled_(&call->layer.config) ? a : 1.0f;
-  glu_row->scale = call->layer.config.affinity_mode == MOE_AFFINITY_ON_I ? a : 1.0f;
-  call->group.kernels.glu_forward(&call->glu, glu_row);
-  if (!stage->m) return;
-  char *to = stage->m + (row * call->layer.I + i0) * call->inner_size;
-  call->group.kernels.store_row[call->inner_dtype](to, m, n);
+enum { MOE_GLU_ROWS = 16 }; /* rows at a time: where their m goes is fetched before it is formed */
+
+/* Rows of m leave. */
+MOE_FN void moe_gate_up_store_(const moe_blockwise_ *call, char *to, const moe_glu_rows_ *glu) {
+  const moe_kernels *kernels = &call->group.kernels;
+  const int64_t stride = call->layer.I * call->inner_size;
+  kernels->store_rows[call->inner_dtype](to, stride, NULL, glu->m, glu->rows, glu->n);
   if (!call->round_activations.enabled || call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN) return;
-  call->group.kernels.load_row[call->inner_dtype](m, to, n); /* whole groups: panels begin at multiples of 32 */
-  moe_mx_round_row_(&call->group.kernels, &call->round_activations, m, n);
-  call->group.kernels.store_row[call->inner_dtype](to, m, n);
+  for (int64_t i = 0; i < glu->rows; i++, to += stride) { /* whole groups: panels begin at multiples of 32 */
+    moe_load_row_(kernels, call->inner_dtype, glu->m, to, glu->n);
+    moe_mx_round_row_(kernels, &call->round_activations, glu->m, glu->n);
+    moe_store_row_(kernels, call->inner_dtype, to, glu->m, glu->n);
+  }
 }
 
 /* The clamped pre-activations of rows [first,first+rows), which the gated unit has left in c. */
@@ -45,17 +43,25 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
   const moe_blockwise_layer *l = &call->layer;
   const int64_t width = call->gate_up.width,
                 i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
-  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL];
-  moe_glu_row_ row = {0};
-  row.n = n;
-  row.gate_bias = call->glu.skip_gate
+  const float *affinity = call->plan.affinity + first;
+  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL], m[MOE_GLU_ROWS * MOE_PANEL];
+  moe_glu_rows_ glu = {0};
+  glu.n = n;
+  glu.gate_bias = call->glu.skip_gate
                       ? NULL
                       : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
-  row.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
-  for (int64_t i = 0; i < rows; i++) {
-    row.gate = c + i * MOE_PANEL;
-    row.up = row.gate + MOE_PANEL - width;
-    moe_gate_up_row_(stage, first + i, i0, n, &row);
+  glu.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
+  glu.m = m;
+  for (int64_t i = 0; i < rows; i += MOE_GLU_ROWS) {
+    glu.rows = moe_min_(MOE_GLU_ROWS, rows - i);
+    glu.gate = c + i * MOE_PANEL;
+    glu.up = glu.gate + MOE_PANEL - width;
+    if (moe_pre_scaled_(&l->config)) glu.pre_scale = affinity + i;
+    if (l->config.affinity_mode == MOE_AFFINITY_ON_I) glu.scale = affinity + i;
+    char *to = stage->m ? stage->m + ((first + i) * l->I + i0) * call->inner_size : NULL;
+    if (to) moe_fetch_to_write_(to, l->I * call->inner_size, glu.rows, n * call->inner_size);
+    call->group.kernels.glu_forward(&call->glu, &glu);
+    if (to) moe_gate_up_store_(call, to, &glu);
   }
   if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
 }

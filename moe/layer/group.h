@@ -149,15 +149,26 @@ MOE_FN moe_span_ moe_span_of_(int64_t item, int64_t panels, int64_t per_item) {
   return span;
 }
 
-/* dst = sum, or dst += sum, rounded once. `sum` is used up. */
-MOE_FN void moe_store_sum_(const moe_kernels *kernels, void *dst, moe_dtype dtype, float *sum, int64_t n,
-                           int accumulate) {
-  float old[MOE_PANEL];
-  if (accumulate) {
-    kernels->load_row[dtype](old, dst, n);
-    kernels->add_scaled(sum, old, NULL, 1.0f, n);
+/* Rows of `bytes` each that are about to be written. Inlined: see moe_ahead_fetch_. */
+MOE_INLINE void moe_fetch_to_write_(const char *at, int64_t stride, int64_t rows, int64_t bytes) {
+  for (; rows > 0; rows--, at += stride)
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 1);
+}
+
+/* Rows of dst, `stride` bytes apart, = sums, 64 apart; or dst += sums, rounded once. The sums are used up. */
+MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t stride, moe_dtype dtype, float *sum,
+                            int64_t rows, int64_t n, int accumulate) {
+  for (int64_t i = 0; i < rows && accumulate; i++) {
+    float old[MOE_PANEL];
+    moe_load_row_(kernels, dtype, old, dst + i * stride, n);
+    kernels->add_scaled(sum + i * MOE_PANEL, old, NULL, 1.0f, n);
   }
-  kernels->store_row[dtype](dst, sum, n);
+  kernels->store_rows[dtype](dst, stride, NULL, sum, rows, n);
+}
+
+MOE_FN void moe_store_sum_(const moe_kernels *kernels, char *dst, moe_dtype dtype, float *sum, int64_t n,
+                           int accumulate) {
+  moe_store_sums_(kernels, dst, 0, dtype, sum, 1, n, accumulate);
 }
 
 #endif

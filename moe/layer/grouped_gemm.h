@@ -112,23 +112,24 @@ MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) {
 }
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
 
-/* Columns [at, at+n) of the row for sorted position pos leave. */
-MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t at, int64_t n, float *c) {
+/* Columns [at, at+n) of the rows for sorted positions [pos, pos+rows) leave. */
+MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows, int64_t at, int64_t n, float *c) {
   const moe_grouped_gemm_args *args = g->args;
   const int forward = g->op == MOE_GROUPED_FORWARD, permuted = forward ? args->permute_y : args->permute_x;
-  const int64_t row = permuted ? args->gather_indices[pos] : pos;
-  char *dst = (char *)(forward ? args->Y : args->dX) + (row * moe_grouped_columns_(g) + at) * g->size;
-  if (forward && args->topk_weights) g->group.kernels.scale_row(c, args->topk_weights[row], n);
-  g->group.kernels.store_row[g->dtype](dst, c, n);
+  const int64_t stride = moe_grouped_columns_(g) * g->size;
+  const int32_t *index = permuted ? args->gather_indices + pos : NULL;
+  char *dst = (char *)(forward ? args->Y : args->dX) + (permuted ? 0 : pos * stride) + at * g->size;
+  for (int64_t i = 0; i < rows && forward && args->topk_weights; i++) /* with permute_y only */
+    g->group.kernels.scale_row(c + i * MOE_PANEL, args->topk_weights[index[i]], n);
+  g->group.kernels.store_rows[g->dtype](dst, stride, index, c, rows, n);
 }
 
 MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   (void)span;
   for (int64_t p = 0; p < products->panels; p++)
-    for (int64_t i = 0; i < products->rows; i++)
-      moe_grouped_store_(g, products->first + i, (products->panel + p) * MOE_PANEL, moe_products_columns_(products, p),
-                         moe_products_of_(products, p) + i * MOE_PANEL);
+    moe_grouped_store_(g, products->first, products->rows, (products->panel + p) * MOE_PANEL,
+                       moe_products_columns_(products, p), moe_products_of_(products, p));
 }
 
 MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
@@ -149,7 +150,7 @@ MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
   const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, moe_grouped_columns_(g) - at);
   float zero[MOE_PANEL] = {0};
   (void)turn;
-  for (int64_t pos = g->first[g->group.E]; pos < g->total; pos++) moe_grouped_store_(g, pos, at, n, zero);
+  for (int64_t pos = g->first[g->group.E]; pos < g->total; pos++) moe_grouped_store_(g, pos, 1, at, n, zero);
 }
 
 MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {

@@ -94,7 +94,7 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
 MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, int64_t n, uint8_t *codes,
                           uint8_t *scale) {
   float x[MOE_MX_GROUP_];
-  job->kernels.load_row[dtype](x, from, n);
+  moe_load_row_(&job->kernels, dtype, x, from, n);
   uint32_t amax = job->kernels.magnitude[MOE_DTYPE_F32](x, n);
   const int special = amax >= 0x7f800000u;
   if (special) amax = moe_mx_finite_magnitude_(x, n);
@@ -115,7 +115,7 @@ MOE_FN void moe_mx_group_from_(const moe_mx_quantize_job_ *job, moe_dtype dtype,
   float x[MOE_MX_GROUP_];
   job->kernels.load_codes[moe_wide_(&job->format)](x, codes, n, &job->format);
   job->kernels.scale_row(x, moe_e8m0_(*scale), n);
-  job->kernels.store_row[dtype](to, x, n);
+  moe_store_row_(&job->kernels, dtype, to, x, n);
 }
 
 /* Elements [at, at+n) of a line, to or from x; `at` is a multiple of 32. */
@@ -144,9 +144,9 @@ MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const
 /* n plain elements, contiguous, to or from x. */
 MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at, int64_t n, int store) {
   if (store)
-    job->kernels.store_row[job->dtype](job->to + at * job->size, x, n);
+    moe_store_row_(&job->kernels, job->dtype, job->to + at * job->size, x, n);
   else
-    job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
+    moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
 }
 
 /* A square of at most 64 lines and 64 elements. */

@@ -52,8 +52,8 @@ MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r
 MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
   moe_fp16 fitted[MOE_PANEL];
   for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_PANEL) {
-    kernels->store_row[dtype](fitted, x + i, moe_min_(MOE_PANEL, n - i));
-    kernels->load_row[dtype](x + i, fitted, moe_min_(MOE_PANEL, n - i));
+    moe_store_row_(kernels, dtype, fitted, x + i, moe_min_(MOE_PANEL, n - i));
+    moe_load_row_(kernels, dtype, x + i, fitted, moe_min_(MOE_PANEL, n - i));
   }
 }
 
@@ -77,11 +77,7 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
   for (int64_t at = 0; at < k; at += MOE_MX_GROUP_) {
     const int64_t count = moe_min_(MOE_MX_GROUP_, k - at);
     char *to = panel + moe_panel_bytes_(kind, at);
-    moe_rows_ part = *rows;
-    if (part.index)
-      part.index += at;
-    else
-      part.base += at * part.stride;
+    const moe_rows_ part = moe_rows_from_(rows, at);
     kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_PANEL, &part, count, n);
     moe_mx_round_panel_(kernels, r, dtype, group, count);
     if (kind == MOE_PANEL_PAIRS)
@@ -155,10 +151,10 @@ MOE_FN void moe_round_tensor_group_(const moe_round_tensor_ *r, const char *from
   int64_t element[MOE_MX_GROUP_];
   for (int64_t i = 0; i < n; i++) {
     element[i] = moe_mx_element_(r->layout, r->parts, r->length, first + i) * size;
-    r->kernels->load_row[r->dtype](x + i, from + element[i], 1);
+    moe_load_row_(r->kernels, r->dtype, x + i, from + element[i], 1);
   }
   moe_mx_round_group_(r->kernels, r->round, x, n);
-  for (int64_t i = 0; i < n; i++) r->kernels->store_row[r->dtype](to + element[i], x + i, 1);
+  for (int64_t i = 0; i < n; i++) moe_store_row_(r->kernels, r->dtype, to + element[i], x + i, 1);
 }
 
 MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_turn_ *turn) {
@@ -174,9 +170,9 @@ MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_turn_ *turn) {
       moe_round_tensor_group_(r, from, to, at, n);
       continue;
     }
-    r->kernels->load_row[r->dtype](x, from + at * size, n);
+    moe_load_row_(r->kernels, r->dtype, x, from + at * size, n);
     moe_mx_round_row_(r->kernels, r->round, x, n);
-    r->kernels->store_row[r->dtype](to + at * size, x, n);
+    moe_store_row_(r->kernels, r->dtype, to + at * size, x, n);
   }
 }
 

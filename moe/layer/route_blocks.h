@@ -117,7 +117,7 @@ MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_turn_ *turn) {
       const int32_t e = args->expert_index[t * K + k];
       if (e < 0) continue;
       const float *weight = args->expert_weights + t * K + k;
-      route->kernels.store_row[route->dtype](moe_route_affinity_(route, t, e), weight, 1);
+      moe_store_row_(&route->kernels, route->dtype, moe_route_affinity_(route, t, e), weight, 1);
       route->pair[next[e]++] = moe_rank_(*weight, t);
     }
   }

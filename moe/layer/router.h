@@ -112,7 +112,7 @@ MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_lane_ 
     if (config->renormalize) lane->w[k] = lane->w[k] / divisor;
     lane->w[k] = lane->w[k] * factor;
   }
-  router->kernels.store_row[MOE_DTYPE_F32](weights, lane->w, K);
+  moe_store_row_(&router->kernels, MOE_DTYPE_F32, weights, lane->w, K);
 }
 
 /* ------------------------------------------------------------------------------------------------------- all tokens */

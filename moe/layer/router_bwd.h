@@ -71,7 +71,7 @@ MOE_FN int64_t moe_router_bwd_gather_(const moe_router_bwd_ *bwd, const moe_rout
     if (args->weights_grad)
       lane->dw[n] = args->weights_grad[t * args->K + k];
     else
-      bwd->kernels.load_row[bwd->affinity_dtype](&lane->dw[n], affinities_grad + (t * args->E + e) * size, 1);
+      moe_load_row_(&bwd->kernels, bwd->affinity_dtype, &lane->dw[n], affinities_grad + (t * args->E + e) * size, 1);
     n++;
   }
   return n;
@@ -120,11 +120,11 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
   float *out = args->logits_grad + t * E;
   if (n > 0) moe_router_bwd_weights_(bwd, lane, args->router_logits + t * E, n);
   if (accumulate)
-    bwd->kernels.load_row[MOE_DTYPE_F32](lane->row, out, E);
+    moe_load_row_(&bwd->kernels, MOE_DTYPE_F32, lane->row, out, E);
   else
     memset(lane->row, 0, (size_t)E * sizeof *lane->row);
   if (n > 0) bwd->kernels.add_scaled(lane->row, lane->dz, NULL, moe_router_factor_(&args->config), E);
-  bwd->kernels.store_row[MOE_DTYPE_F32](out, lane->row, E);
+  moe_store_row_(&bwd->kernels, MOE_DTYPE_F32, out, lane->row, E);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -159,10 +159,10 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
   for (int64_t t = 0; t < args->T; t++)
     bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
   if (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) {
-    bwd->kernels.load_row[bwd->weight_grad_dtype](old, out, n);
+    moe_load_row_(&bwd->kernels, bwd->weight_grad_dtype, old, out, n);
     bwd->kernels.add_scaled(sum, old, NULL, 1.0f, n);
   }
-  bwd->kernels.store_row[bwd->weight_grad_dtype](out, sum, n);
+  moe_store_row_(&bwd->kernels, bwd->weight_grad_dtype, out, sum, n);
 }
 
 /* ------------------------------------------------------------------------------------------------------- validation */

@@ -77,12 +77,12 @@ MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64
   const moe_router_weight_ *w = p->weight;
   const int64_t size = moe_dtype_bytes_(p->dtype);
   float add[MOE_PANEL];
-  if (p->bias) w->kernels->load_row[w->dtype](add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
+  if (p->bias) moe_load_row_(w->kernels, w->dtype, add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
   for (int64_t i = 0; i < rows; i++) {
     char *out = p->out + ((first + i) * moe_router_weight_columns_(w) + at) * size;
-    if (p->accumulate) w->kernels->load_row[p->dtype](add, out, n);
+    if (p->accumulate) moe_load_row_(w->kernels, p->dtype, add, out, n);
     if (p->bias || p->accumulate) w->kernels->add_scaled(c + i * MOE_PANEL, add, NULL, 1.0f, n);
-    w->kernels->store_row[p->dtype](out, c + i * MOE_PANEL, n);
+    moe_store_row_(w->kernels, p->dtype, out, c + i * MOE_PANEL, n);
   }
 }
 
@@ -145,7 +145,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
-    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = left.row[i + j];
+    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = moe_row_(&left.place, i + j);
     kernels->tile[MOE_PRODUCT_F32](&tile);
   }
 }
@@ -162,10 +162,10 @@ MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t row
       float *row = c + (panel * MOE_PANEL + i % MOE_PANEL) * MOE_PANEL;
       char *out = g->out + ((h + i) * g->E + e + j) * size;
       if (g->accumulate) {
-        kernels->load_row[g->out_dtype](old, out, n);
+        moe_load_row_(kernels, g->out_dtype, old, out, n);
         kernels->add_scaled(row, old, NULL, 1.0f, n);
       }
-      kernels->store_row[g->out_dtype](out, row, n);
+      moe_store_row_(kernels, g->out_dtype, out, row, n);
     }
 }
 

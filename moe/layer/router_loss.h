@@ -73,7 +73,7 @@ MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const fl
 /* grad += d, n elements. */
 MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, int64_t n) {
   loss->kernels.add_scaled(d, grad, NULL, 1.0f, n);
-  loss->kernels.store_row[MOE_DTYPE_F32](grad, d, n);
+  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, grad, d, n);
 }
 
 /* ----------------------------------------------------------------------------------------------------- load balance */
@@ -177,7 +177,7 @@ MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_turn_ *turn) {
   (void)item;
   (void)turn;
   if (loss->gain == NULL && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
-  loss->kernels.store_row[MOE_DTYPE_F32](loss->args->loss, &loss->sum, 1);
+  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
 }
 
 /* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */

@@ -39,14 +39,14 @@ MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, 
   if (job->decode)
     job->kernels.load_codes[1](x, job->codes + at, n, &job->format);
   else
-    job->kernels.load_row[job->dtype](x, job->from + at * job->size, n);
+    moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
 }
 
 /* n plain elements, from or to x. */
 MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, int64_t row, int64_t column, int64_t n) {
   const int64_t at = row * job->columns + column;
   if (job->decode)
-    job->kernels.store_row[job->dtype](job->to + at * job->size, x, n);
+    moe_store_row_(&job->kernels, job->dtype, job->to + at * job->size, x, n);
   else
     job->kernels.store_codes[1](job->to_codes + at, x, n, &job->format, &job->cast);
 }

@@ -21,8 +21,8 @@ MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const 
   float sum = 0.0f, x[MOE_PANEL], y[MOE_PANEL];
   for (int64_t i = 0; i < n; i += MOE_PANEL) {
     const int64_t count = moe_min_(MOE_PANEL, n - i);
-    kernels->load_row[a_dtype](x, a + i * moe_dtype_bytes_(a_dtype), count);
-    kernels->load_row[b_dtype](y, b + i * moe_dtype_bytes_(b_dtype), count);
+    moe_load_row_(kernels, a_dtype, x, a + i * moe_dtype_bytes_(a_dtype), count);
+    moe_load_row_(kernels, b_dtype, y, b + i * moe_dtype_bytes_(b_dtype), count);
     sum = sum + kernels->dot(x, y, count);
   }
   return sum;
@@ -68,8 +68,8 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   (void)turn;
   const int64_t n = moe_min_(MOE_PANEL, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
-    call->group.kernels.load_row[call->dtype](x, stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size,
-                                              n);
+    moe_load_row_(&call->group.kernels, call->dtype, x,
+                  stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
     call->group.kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
   }
   moe_store_sum_(&call->group.kernels,

@@ -13,8 +13,8 @@ typedef struct moe_weight_grad_ {
   moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
   moe_dtype x_dtype, y_dtype;
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
-  int64_t m, n;  /* dW[e] is [m, blank+n] */
-  int64_t blank; /* leading columns of dW that get no gradient; y starts behind them, too */
+  int64_t m, n;                           /* dW[e] is [m, blank+n] */
+  int64_t blank;                          /* leading columns of dW that get no gradient; y starts behind them, too */
   char *output;
   moe_dtype dtype;
   int accumulate;
@@ -36,13 +36,8 @@ MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
 /* Columns [from,...) of the expert's rows of an operand. */
 MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
                                        int64_t expert, int64_t from) {
-  const int64_t first = stage->group->first[expert];
-  moe_rows_ part = *operand;
+  moe_rows_ part = moe_rows_from_(operand, stage->group->first[expert]);
   part.base += from * moe_dtype_bytes_(dtype);
-  if (part.index)
-    part.index += first;
-  else
-    part.base += first * part.stride;
   return part;
 }
 
@@ -83,13 +78,11 @@ MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t
 /* The same from the products in c. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
                                    int64_t n, float *c) {
-  const int64_t size = moe_dtype_bytes_(stage->dtype);
-  for (int64_t i = 0; i < rows; i++) {
-    char *dst = moe_weight_grad_at_(stage, expert, m0 + i, n0);
-    moe_store_sum_(&stage->group->kernels, dst, stage->dtype, c + i * MOE_PANEL, n, stage->accumulate);
-    if (n0 == 0 && stage->blank && !stage->accumulate)
-      memset(dst - stage->blank * size, 0, (size_t)(stage->blank * size));
-  }
+  const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
+  char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
+  moe_store_sums_(&stage->group->kernels, dst, stride, stage->dtype, c, rows, n, stage->accumulate);
+  for (int64_t i = 0; i < rows && n0 == 0 && stage->blank && !stage->accumulate; i++)
+    memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
 
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
