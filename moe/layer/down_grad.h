@@ -49,8 +49,8 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t row, int64_t
   const moe_blockwise_ *call = stage->call;
   const int64_t stride = call->layer.I * call->inner_size, panels = moe_down_grad_panels_(call);
   char *am = stage->am + row * stride + i0 * call->inner_size;
-  moe_fetch_to_write_(am, stride, glu->rows, glu->n * call->inner_size);
-  moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, 2 * glu->rows,
+  moe_fetch_to_write_(am, stride, NULL, glu->rows, glu->n * call->inner_size);
+  moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, NULL, 2 * glu->rows,
                       glu->n * call->inner_size);
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
   moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);

@@ -59,7 +59,7 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
     if (moe_pre_scaled_(&l->config)) glu.pre_scale = affinity + i;
     if (l->config.affinity_mode == MOE_AFFINITY_ON_I) glu.scale = affinity + i;
     char *to = stage->m ? stage->m + ((first + i) * l->I + i0) * call->inner_size : NULL;
-    if (to) moe_fetch_to_write_(to, l->I * call->inner_size, glu.rows, n * call->inner_size);
+    if (to) moe_fetch_to_write_(to, l->I * call->inner_size, NULL, glu.rows, n * call->inner_size);
     call->group.kernels.glu_forward(&call->glu, &glu);
     if (to) moe_gate_up_store_(call, to, &glu);
   }

@@ -121,7 +121,7 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows,
   char *dst = (char *)(forward ? args->Y : args->dX) + (permuted ? 0 : pos * stride) + at * g->size;
   for (int64_t i = 0; i < rows && forward && args->topk_weights; i++) /* with permute_y only */
     g->group.kernels.scale_row(c + i * MOE_PANEL, args->topk_weights[index[i]], n);
-  g->group.kernels.store_rows[g->dtype](dst, stride, index, c, rows, n);
+  moe_leave_rows_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
 }
 
 MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
