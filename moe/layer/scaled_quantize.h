@@ -11,7 +11,9 @@ typedef struct moe_scaled_job_ {
   int decode, given;
   int64_t rows, columns, size;
   int64_t block_rows, block_columns, across; /* across: blocks side by side */
-  int64_t span, spans;                       /* columns of an item, which are whole blocks; items side by side */
+  /* An item's rows and columns, the latter of whole blocks, as the former are if scales are to be found; items side by
+     side. */
+  int64_t height, span, spans;
   const char *from;
   char *to; /* plain, one of the two */
   const uint8_t *codes;
@@ -21,10 +23,12 @@ typedef struct moe_scaled_job_ {
   float largest;
 } moe_scaled_job_;
 
-/* Columns that are looked at together. */
-enum { MOE_SCALED_STRIP_ = 1024 };
+enum {
+  MOE_SCALED_STRIP_ = 1024,   /* columns that are looked at together */
+  MOE_SCALED_ITEM_ = 1 << 15 /* elements of an item, at least, if there are */
+};
 
-/* The columns [first, first+n) of an item's rows [row, end). */
+/* The columns [first, first+n) of rows [row, end) of an item: a block's, if its scale is to be found. */
 typedef struct moe_scaled_area_ {
   int64_t row, end, first, n;
   int numbers; /* it was seen to hold nothing else */
@@ -144,12 +148,16 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
 
 MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
-  moe_scaled_area_ a = {item / job->spans * job->block_rows, 0, item % job->spans * job->span, 0, 0};
-  a.end = moe_min_(job->rows, a.row + job->block_rows);
+  const int find = !job->decode && !job->given;
+  const int64_t first = item / job->spans * job->height, end = moe_min_(job->rows, first + job->height);
+  moe_scaled_area_ a = {first, end, item % job->spans * job->span, 0, 0};
   a.n = moe_min_(job->span, job->columns - a.first);
   (void)turn;
-  if (!job->decode && !job->given) moe_scaled_find_(job, &a);
-  moe_scaled_convert_(job, &a);
+  for (; a.row < end; a.row = a.end) {
+    a.end = find ? moe_min_(end, a.row + job->block_rows) : end;
+    if (find) moe_scaled_find_(job, &a);
+    moe_scaled_convert_(job, &a);
+  }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
@@ -196,7 +204,9 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
   job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
   job->spans = moe_ceil_div_(job->columns, job->span);
-  const moe_work_ work = {moe_ceil_div_(job->rows, job->block_rows) * job->spans, moe_scaled_item_, job, NULL};
+  const int64_t unit = job->decode || job->given ? 1 : job->block_rows;
+  job->height = moe_max_(1, MOE_SCALED_ITEM_ / (unit * job->span)) * unit;
+  const moe_work_ work = {moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job, NULL};
   moe_run_(ctx, &work, 1);
   return moe_succeed_(ctx);
 }
