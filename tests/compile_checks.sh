@@ -66,6 +66,15 @@ fetches() {
   [ "$found" -ge 3 ] || { echo "$found of 3 fetches" && return 1; }
 }
 
+# Every function that uses wide vectors gives up the registers' upper halves (its cold part jumps back into it): SSE code
+# after it would be slow.
+clean() {
+  gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/implementation.s" || return 1
+  awk 'function done() { if (wide && !clean && name !~ /\.cold/) { print name; bad++ } }
+    /^[a-z_0-9.]+:/ { done(); name = $1; wide = clean = 0 } /%[yz]mm[0-9]/ { wide = 1; all++ } /vzeroupper/ { clean = 1 }
+    END { done(); exit bad > 0 || all == 0 }' "$work/implementation.s"
+}
+
 # Every declared function is defined.
 declared_is_defined() {
   cat >"$work/declared.c" <<'C'
@@ -148,5 +157,10 @@ for compiler in $(compilers); do
 done
 check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
-case $(uname -m) in x86_64) check "fetches outside the tiles are not dropped" fetches ;; esac
+case $(uname -m) in
+x86_64)
+  check "fetches outside the tiles are not dropped" fetches
+  check "wide vectors are left clean" clean
+  ;;
+esac
 finish

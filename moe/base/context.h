@@ -257,6 +257,7 @@ MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
     item = next;
   }
   moe_fpenv_leave_(saved);
+  moe_cpu_clean_();
 }
 
 MOE_FN int64_t moe_gcd_(int64_t a, int64_t b) {

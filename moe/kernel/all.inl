@@ -13,12 +13,12 @@
 #define MOE_FORMAT_TYPE float
 #define MOE_FORMAT_UPPER 0
 #include "format.inl"
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #include "groups.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -33,7 +33,7 @@ MOE_QUICK_END
 #include "groups.inl"
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -44,13 +44,13 @@ MOE_QUICK_END
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
 #define MOE_FORMAT_UPPER 0
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #include "format.inl"
 #include "groups.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -58,7 +58,7 @@ MOE_QUICK_END
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
 
-MOE_QUICK_BEGIN
+MOE_QUICK_WIDE_BEGIN
 #if MOE_BF16_BY_MODE
 #define MOE_FORMAT fp8
 #define MOE_FORMAT_TYPE uint8_t
