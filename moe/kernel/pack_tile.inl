@@ -10,21 +10,19 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
   int64_t at = 0;
   MOE_K(tile_begin)(MOE_TILE_ROWS, t->c + col, t->add, acc);
-  for (int64_t left = t->k / 2; left > 0; left -= t->fetch.run, lines.fetch += t->fetch.skip) {
-    for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-      moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+  for (int64_t p = t->k / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+    moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+    MOE_UNROLL
+    for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL
-      for (int odd = 1; odd >= 0; odd--) {
-        MOE_UNROLL
-        for (int j = 0; j < MOE_TILE_VECTORS; j++) {
-          b[j] = MOE_VF(load)(src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride);
-          MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
-        }
-        MOE_K(tile_step)(MOE_TILE_ROWS, t->row, at + odd * step / 2, b, 0, acc);
+      for (int j = 0; j < MOE_TILE_VECTORS; j++) {
+        b[j] = MOE_VF(load)(src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride);
+        MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
       }
-      src[0] += 2 * stride;
-      src[1] += 2 * stride;
+      MOE_K(tile_step)(MOE_TILE_ROWS, t->row, at + odd * step / 2, b, 0, acc);
     }
+    src[0] += 2 * stride;
+    src[1] += 2 * stride;
   }
   MOE_K(tile_end)(MOE_TILE_ROWS, t->c + col, acc);
 }

@@ -1,5 +1,6 @@
-/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product. Where
-   an all-f32 kernel does two fused multiply-adds per pair of k, this does one dot product, to the same bits. */
+/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product beside a
+   vocabulary whose f32 tile is as wide as a panel. Where that does two fused multiply-adds per pair of k, this does one
+   dot product, to the same bits. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
@@ -89,23 +90,12 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
-  MOE_UNROLL
-  for (int i = 0; i < rows; i++) {
-    MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++)
-      acc[i][j] = t->add ? MOE_V(load)(t->c + i * MOE_PANEL + j * MOE_W) : MOE_V(set1)(0.0f);
+  MOE_V(tile_begin)(rows, t->c, t->add, acc);
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += t->step, panel += MOE_PANEL) {
+    moe_tile_fetch_(t, &lines, MOE_PIECE_PAIRS_);
+    MOE_K(tile_pair)(rows, t->row, at, panel, acc);
   }
-  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, lines.fetch += t->fetch.skip) {
-    for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += t->step, panel += MOE_PANEL) {
-      moe_tile_fetch_(t, &lines, MOE_PIECE_PAIRS_);
-      MOE_K(tile_pair)(rows, t->row, at, panel, acc);
-    }
-  }
-  MOE_UNROLL
-  for (int i = 0; i < rows; i++) {
-    MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(t->c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
-  }
+  MOE_V(tile_end)(rows, t->c, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {

@@ -136,10 +136,11 @@ typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 /* Where these fetches are. */
 typedef struct moe_tile_lines_ {
   const char *fetch, *soon, *next;
+  int64_t run; /* how many of `fetch` are left before the next skip */
 } moe_tile_lines_;
 
 MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
-  const moe_tile_lines_ lines = {t->fetch.at, t->soon, (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL)};
+  const moe_tile_lines_ lines = {t->fetch.at, t->soon, (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL), t->fetch.run};
   return lines;
 }
 
@@ -147,6 +148,10 @@ MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
 MOE_INLINE void moe_tile_fetch_(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t k) {
   __builtin_prefetch(lines->fetch, 0, 2);
   lines->fetch += t->fetch.stride;
+  if (--lines->run == 0) {
+    lines->fetch += t->fetch.skip;
+    lines->run = t->fetch.run;
+  }
   __builtin_prefetch(lines->soon, 0, 3);
   lines->soon += 64;
   __builtin_prefetch(lines->next, 0, 3);

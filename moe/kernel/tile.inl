@@ -39,16 +39,14 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
   MOE_K(tile_begin)(rows, c + col, t->add, acc);
-  for (int64_t left = (t->k + 1) / 2; left > 0; left -= t->fetch.run, lines.fetch += t->fetch.skip) {
-    for (int64_t p = moe_min_(left, t->fetch.run); p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-      moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+    moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+    MOE_UNROLL
+    for (int odd = 1; odd >= 0; odd--) {
+      MOE_V(f) b[MOE_TILE_VECTORS];
       MOE_UNROLL
-      for (int odd = 1; odd >= 0; odd--) {
-        MOE_V(f) b[MOE_TILE_VECTORS];
-        MOE_UNROLL
-        for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
-        MOE_K(tile_step)(rows, row, at + odd * half, b, flush, acc);
-      }
+      for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
+      MOE_K(tile_step)(rows, row, at + odd * half, b, flush, acc);
     }
   }
   MOE_K(tile_end)(rows, c + col, acc);
