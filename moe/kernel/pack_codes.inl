@@ -62,7 +62,6 @@ MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
     const uint8_t *row = c->codes + r * c->stride, *scale = c->scale ? c->scale + r * c->scale_stride : NULL;
     float *p = panel + r * MOE_PANEL + c->col;
     const int64_t n = c->n;
-    __builtin_prefetch(row + c->ahead);
     if (n == c->width && MOE_KC(pack_plain_row)(p, c, row, scale, &format)) continue;
     for (int64_t i = 0; i < c->width; i += MOE_W)
       MOE_V(store)
@@ -100,7 +99,6 @@ MOE_INLINE MOE_V(i) MOE_KC(codes_words)(const moe_codes_ *c, const uint8_t *colu
   enum { run = 4 * MOE_CODES_BITS };
   const int64_t bytes = moe_min_(4 * MOE_W, (left * MOE_CODES_BITS + 7) / 8);
   uint8_t word[4 * MOE_W] = {0};
-  __builtin_prefetch(column + c->ahead);
   for (int64_t b = 0; b < bytes; b += run)
     memcpy(word + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
   if (MOE_W > 1) return MOE_V(loadi)(word);
@@ -191,16 +189,13 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_fo
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
 
 /* Words of W columns from code `at` on, transposed, and their scales. Returns whether they want the general way. */
-MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, int fetch,
-                              const moe_element_format_ *format, MOE_V(i) *words, MOE_V(i) *scales) {
+MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, const moe_element_format_ *format,
+                              MOE_V(i) *words, MOE_V(i) *scales) {
   const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8 + col * c->stride;
   const int64_t end = moe_min_(c->k, at + MOE_KC(codes));
   if (MOE_W > 1 && col + MOE_W <= c->n && at + MOE_KC(codes) <= c->k && c->group == 4 * MOE_CODES_BITS) {
     MOE_UNROLL
-    for (int i = 0; i < MOE_W; i++, first += c->stride) {
-      if (fetch) __builtin_prefetch(first + c->ahead);
-      words[i] = MOE_V(loadi)(first);
-    }
+    for (int i = 0; i < MOE_W; i++, first += c->stride) words[i] = MOE_V(loadi)(first);
   } else {
     for (int i = 0; i < MOE_W; i++, first += c->stride)
       words[i] = col + i < c->n ? MOE_KC(codes_words)(c, first, c->k - at) : MOE_V(set1i)(0u);
@@ -217,7 +212,7 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
     float *p = panel + c->col + col;
     for (int64_t at = 0; at < c->k; at += MOE_KC(codes)) {
       MOE_V(i) words[MOE_W], scales;
-      if (MOE_KC(load_words)(c, col, at, 1, &format, words, &scales))
+      if (MOE_KC(load_words)(c, col, at, &format, words, &scales))
         MOE_KC(pack_words)(p, c, words, scales, at * MOE_CODES_BITS / 32, &format);
       else
         MOE_KC(pack_plain_words)(p + at * MOE_PANEL, c, words, scales, &format);

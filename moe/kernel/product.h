@@ -1,9 +1,8 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
    whose packed panel fits the first-level cache. Beside the first panel it gathers the rows' piece side by side, a
    tile's at a time (converted where the panel's type asks for it); for every panel it packs a piece, where it can
-   within the first tile, and multiplies it with all rows, while the next piece's memory is fetched; so weights are read
-   once, whether there is one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked.
-   */
+   within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so weights are read
+   once, for one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
@@ -67,17 +66,18 @@ MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const vo
 
 /* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed,
    element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part;
-   transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves. */
+   transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves: they may
+   lie so, or somewhere else with no base; or with one part that goes on at base[1] from k = turn on. */
 typedef struct moe_right_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;
-  int fetch; /* the panels, or what is to be unpacked, come from memory */
+  int in_cache; /* the panels are, and need no fetching */
   const char *base[2];
   int64_t parts, stride, n; /* n: columns of each part */
   int transposed;
   moe_dtype dtype;
-  int64_t bits; /* of an element */
-  int64_t k;
+  int64_t group; /* bytes of 32 elements side by side */
+  int64_t k, turn; /* turn: see above, or 0 */
   /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32
      panel, an odd k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
@@ -100,7 +100,7 @@ MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_
   part.column += at;
   if (right->panel) part.panel += first * right->panel_bytes;
   for (int p = 0; p < 2 && right->base[p]; p++)
-    part.base[p] += right->transposed ? at * right->stride : at * right->bits / 8;
+    part.base[p] += right->transposed ? at * right->stride : at * right->group / 32;
   return part;
 }
 
@@ -112,7 +112,7 @@ MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_
   right.stride = stride;
   right.n = n;
   right.dtype = dtype;
-  right.bits = 8 * moe_dtype_bytes_(dtype);
+  right.group = 32 * moe_dtype_bytes_(dtype);
   right.k = k;
   return right;
 }
@@ -121,6 +121,7 @@ MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_
 MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
   moe_right_ right = {0};
   right.panel = (const char *)panel;
+  right.in_cache = 1;
   right.parts = 1;
   right.n = MOE_PANEL;
   right.k = k;
@@ -159,16 +160,18 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
 
 /* The memory that elements [from, from+k) will be read from, as far as it is known. */
 MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
-  const int64_t begin = right->transposed ? from * right->bits / 8 : from * right->stride;
+  const int second = right->turn > 0 && from >= right->turn;
+  const int64_t at = second ? from - right->turn : from;
+  const int64_t begin = right->transposed ? at * right->group / 32 : at * right->stride;
   const moe_ahead_ none = {0};
-  if (right->panel) {
-    const moe_ahead_ ahead = moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL,
-                                             right->panel_bytes, moe_right_panels_(right), moe_panel_bytes_(kind, k));
-    return right->fetch ? ahead : none;
-  }
-  if (!right->base[0] || (right->unpack && from > 0 && !right->fetch)) return none;
-  return moe_ahead_rows_(right->base[0] + begin, right->base[1] ? right->base[1] + begin : NULL, NULL, right->stride,
-                         right->transposed ? right->n : k, (right->transposed ? k : right->n) * right->bits / 8);
+  if (right->in_cache) return none;
+  if (right->panel)
+    return moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, right->panel_bytes,
+                           moe_right_panels_(right), moe_panel_bytes_(kind, k));
+  if (!right->base[second]) return none;
+  return moe_ahead_rows_(right->base[second] + begin, right->parts == 2 ? right->base[1] + begin : NULL, NULL,
+                         right->stride, right->transposed ? right->n : k,
+                         (right->transposed ? k : right->n) * right->group / 32);
 }
 
 MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
@@ -331,7 +334,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
   const int64_t panels = moe_right_panels_(m->right), most = moe_max_(1, MOE_STREAM_FLOATS_ / (left->rows * MOE_PANEL));
   for (int64_t p = 0; p < panels; p += most) {
     const moe_right_ right = moe_right_part_(m->right, p, most);
-    const int64_t run = right.parts * right.n * right.bits / 8;
+    const int64_t run = right.parts * right.n * right.group / 32;
     moe_stream_ s = {0};
     s.format = right.format;
     s.x = (const float *)(const void *)piece->gathered;

@@ -186,7 +186,7 @@ typedef struct moe_codes_ {
   int64_t stride, group, scale_stride, scale_group;
   int split;
   int64_t col, width, n, k;
-  int64_t ahead; /* bytes from a code to one that will be wanted soon, to be fetched */
+  int64_t ahead; /* of a stream: bytes from a code to one that will be wanted soon, to be fetched */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 

@@ -77,7 +77,7 @@ MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int
   const int64_t halves = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
   moe_right_ right = {0};
   right.dtype = p->dtype;
-  right.bits = 8 * size;
+  right.group = 32 * size;
   right.k = p->k;
   right.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
   right.transposed = p->layout == MOE_PACK_GROUPED;
@@ -99,7 +99,6 @@ MOE_FN moe_right_ moe_weight_right_(const moe_packed_ *p, const void *weight, co
   moe_right_ right = moe_plain_right_(p, weight, expert);
   if (packed) right.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
   right.panel_bytes = p->panel_bytes;
-  right.fetch = packed != NULL;
   return right;
 }
 

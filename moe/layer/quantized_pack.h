@@ -78,8 +78,7 @@ MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
     moe_patch_pack_words_(p, panel);
     return;
   }
-  moe_codes_ codes = moe_patch_columns_(p, scale);
-  if (p->q->side.layout == MOE_MX_LAYOUT_GGML) codes.ahead = p->elements / MOE_MX_GROUP_ * codes.group;
+  const moe_codes_ codes = moe_patch_columns_(p, scale);
   p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
 }
 
@@ -106,8 +105,7 @@ MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
   } else if (moe_mx_is_nki_(layout) || layout == MOE_MX_LAYOUT_GGML || p->q->side.scales != MOE_MX_SCALES_OWN) {
     moe_patch_pack_turned_(p, panel);
   } else {
-    moe_codes_ codes = moe_patch_columns_(p, NULL);
-    codes.ahead = p->count * codes.stride;
+    const moe_codes_ codes = moe_patch_columns_(p, NULL);
     p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
   }
 }
@@ -155,7 +153,6 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   codes.stride = s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
-  if (p->across) codes.ahead = p->count;
   if (p->across)
     p->kernels->pack_codes_columns[1](panel, &codes);
   else
@@ -215,21 +212,20 @@ MOE_FN void moe_quantized_stream_(const moe_right_ *right, const moe_kernels *ke
   kernels->stream_codes[moe_wide_(&q->format)](stream, codes);
 }
 
-/* Where it lies, as far as that can be fetched ahead: pieces follow each other in the forward, unless bytes of scales
-   come between. */
+/* Where it lies, unless the words of its columns lie scattered. */
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int across, moe_right_ *right) {
   const moe_mx_side_ *s = &q->side;
   const int mx = q->weight->scaling == MOE_WEIGHT_MX;
-  right->bits = s->bits;
+  if (mx && moe_mx_is_nki_(s->layout)) return;
+  right->group = mx ? moe_mx_group_bytes_(s) : MOE_MX_GROUP_;
   right->transposed = mx != across;
   right->stride = mx ? moe_mx_column_bytes_(s) : s->parts * s->columns;
-  right->fetch = !across && !(mx && s->layout == MOE_MX_LAYOUT_GGML);
-  if (mx && moe_mx_is_nki_(s->layout)) return;
-  for (int64_t p = 0; p < right->parts; p++) {
+  for (int64_t p = 0; p < s->parts - q->part; p++) {
     const moe_mx_at_ at = {right->expert, q->part + p, 0, 0, NULL};
     const int64_t plain = right->expert * s->K * right->stride + at.part * s->columns;
     right->base[p] = (const char *)(mx ? moe_mx_group_codes_(s, &at) : s->codes + plain);
   }
+  if (across && right->base[1]) right->turn = s->columns;
 }
 
 /* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all
