@@ -98,13 +98,16 @@ MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q)
   return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
 }
 
-/* Four codes in a lane: not zero where plain_fp8 does not do for all, where a magnitude is not within [first_normal,
-   first_infinity). */
-MOE_INLINE MOE_V(i) MOE_K(special_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
-  const MOE_V(i) magnitude = MOE_V(andi)(four, MOE_V(set1i)(0x7f7f7f7fu)), top = MOE_V(set1i)(0x80808080u);
+/* Four codes in a lane: a byte's top bit says that plain_fp8 does not do for its code, whose magnitude is not within
+   [first_normal, first_infinity); other bits are left as they fall. */
+MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
+  const MOE_V(i) magnitude = MOE_V(andi)(four, MOE_V(set1i)(0x7f7f7f7fu));
   const MOE_V(i) above = MOE_V(addi)(magnitude, MOE_V(set1i)((128u - f->first_infinity) * 0x01010101u));
   const MOE_V(i) below = MOE_V(subi)(MOE_V(set1i)((f->first_normal + 127u) * 0x01010101u), magnitude);
-  return MOE_V(andi)(MOE_V(ori)(above, below), top);
+  return MOE_V(ori)(above, below);
+}
+MOE_INLINE MOE_V(i) MOE_K(special_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
+  return MOE_V(andi)(MOE_K(outside_fp8)(four, f), MOE_V(set1i)(0x80808080u));
 }
 
 /* The same of 2 * MOE_W codes side by side, two in a lane beside 0x40, which is within. */

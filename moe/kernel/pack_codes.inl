@@ -171,19 +171,11 @@ MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i)
   }
 }
 
-/* Whether a word holds an infinity, a NaN, a subnormal or a zero. */
+/* Whether a word holds a code that wants the general way. */
 MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_format_ *f) {
-  const MOE_V(i) top = MOE_V(set1i)(0x80808080u), rest = MOE_V(set1i)(0x7f7f7f7fu);
-  const MOE_V(i) above = MOE_V(set1i)((128u - f->first_infinity) * 0x01010101u);
-  const MOE_V(i) below = MOE_V(set1i)((128u - f->first_normal) * 0x01010101u);
-  MOE_V(i) any = MOE_V(set1i)(0u), all = top;
-  if (MOE_CODES_BITS == 4) return 0;
-  for (int j = 0; j < MOE_W; j++) {
-    const MOE_V(i) magnitude = MOE_V(andi)(words[j], rest);
-    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, above));
-    all = MOE_V(andi)(all, MOE_V(addi)(magnitude, below));
-  }
-  return MOE_V(anyi)(MOE_V(ori)(MOE_V(andi)(any, top), MOE_V(subi)(top, all)));
+  MOE_V(i) any = MOE_V(set1i)(0u);
+  for (int j = 0; j < MOE_W && MOE_CODES_BITS == 8; j++) any = MOE_V(ori)(any, MOE_K(outside_fp8)(words[j], f));
+  return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x80808080u)));
 }
 
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
