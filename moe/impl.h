@@ -85,6 +85,7 @@ MOE_QUICK_BEGIN
 
 #include "kernel/product.h"
 
+#include "layer/leave.h"
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"

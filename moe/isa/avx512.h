@@ -107,9 +107,9 @@ MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) {
 
 /* In integers, because VCVTNEPS2BF16 flushes subnormals. The upper half is the number, which is no NaN. */
 MOE_INLINE __m512i moe_bf16_round_avx512(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  return _mm512_add_epi32(bits, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
+  const __m512i bits = _mm512_castps_si512(x), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  return _mm512_mask_sub_epi32(half, odd, half, _mm512_set1_epi32(-1));
 }
 MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(moe_bf16_round_avx512(moe_canon_avx512(x)), 16));
@@ -140,19 +140,14 @@ MOE_INLINE void moe_storen_f32_avx512(void *p, __m512 x, int64_t n) { moe_storen
 MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) {
   _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x));
 }
-/* Rounded as above, the last bit added under a mask. */
-MOE_INLINE __m512i moe_bf16_upper_avx512(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-  return _mm512_srli_epi32(_mm512_mask_sub_epi32(half, odd, half, _mm512_set1_epi32(-1)), 16);
-}
 MOE_INLINE void moe_store_uppers_avx512(void *p, __m512 a, __m512 b) {
-  const __mmask16 nan_a = _mm512_fpclass_ps_mask(a, 0x81), nan_b = _mm512_fpclass_ps_mask(b, 0x81);
+  const __mmask16 nan_a = _mm512_fpclass_ps_mask(a, 0x81), nan_b = _mm512_fpclass_ps_mask(b, 0x81); /* of both kinds */
   if (!_mm512_kortestz(nan_a, nan_b)) {
     a = moe_canon_avx512(a);
     b = moe_canon_avx512(b);
   }
-  const __m512i lanes = _mm512_packus_epi32(moe_bf16_upper_avx512(a), moe_bf16_upper_avx512(b));
+  const __m512i first = _mm512_srli_epi32(moe_bf16_round_avx512(a), 16);
+  const __m512i lanes = _mm512_packus_epi32(first, _mm512_srli_epi32(moe_bf16_round_avx512(b), 16));
   _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes));
 }
 MOE_INLINE void moe_storen_bf16_avx512(void *p, __m512 x, int64_t n) {

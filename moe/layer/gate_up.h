@@ -8,8 +8,6 @@ typedef struct moe_gate_up_ {
   void *checkpoint; /* [N,2,I,B], or NULL */
 } moe_gate_up_;
 
-enum { MOE_GLU_ROWS = 16 }; /* rows at a time: where their m goes is fetched before it is formed */
-
 /* Rows of m leave. */
 MOE_FN void moe_gate_up_store_(const moe_blockwise_ *call, char *to, const moe_glu_rows_ *glu) {
   const moe_kernels *kernels = &call->group.kernels;
@@ -44,7 +42,7 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
   const int64_t width = call->gate_up.width,
                 i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
   const float *affinity = call->plan.affinity + first;
-  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL], m[MOE_GLU_ROWS * MOE_PANEL];
+  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL], m[MOE_LEAVE_ROWS * MOE_PANEL];
   moe_glu_rows_ glu = {0};
   glu.n = n;
   glu.gate_bias = call->glu.skip_gate
@@ -52,8 +50,8 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
                       : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   glu.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
   glu.m = m;
-  for (int64_t i = 0; i < rows; i += MOE_GLU_ROWS) {
-    glu.rows = moe_min_(MOE_GLU_ROWS, rows - i);
+  for (int64_t i = 0; i < rows; i += MOE_LEAVE_ROWS) {
+    glu.rows = moe_min_(MOE_LEAVE_ROWS, rows - i);
     glu.gate = c + i * MOE_PANEL;
     glu.up = glu.gate + MOE_PANEL - width;
     if (moe_pre_scaled_(&l->config)) glu.pre_scale = affinity + i;

@@ -154,15 +154,12 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, args->E - at);
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
-  float sum[MOE_PANEL] = {0}, old[MOE_PANEL];
+  float sum[MOE_PANEL] = {0};
   (void)turn;
   for (int64_t t = 0; t < args->T; t++)
     bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
-  if (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) {
-    moe_load_row_(&bwd->kernels, bwd->weight_grad_dtype, old, out, n);
-    bwd->kernels.add_scaled(sum, old, NULL, 1.0f, n);
-  }
-  moe_store_row_(&bwd->kernels, bwd->weight_grad_dtype, out, sum, n);
+  moe_store_sum_(&bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
+                 (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------- validation */

@@ -59,7 +59,7 @@ enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in c
 
 /* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
 
-/* out[first + i][.] = left row i times W, plus what `add` holds: a row that all share (a bias), or out itself. */
+/* out[first + i][.] = left row i times W, plus a row that all share (a bias) and, to accumulate, out itself. */
 typedef struct moe_router_product_ {
   const moe_router_weight_ *weight;
   char *out; /* [.,columns] */
@@ -75,15 +75,11 @@ typedef struct moe_router_product_ {
 MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n,
                               float *c) {
   const moe_router_weight_ *w = p->weight;
-  const int64_t size = moe_dtype_bytes_(p->dtype);
-  float add[MOE_PANEL];
-  if (p->bias) moe_load_row_(w->kernels, w->dtype, add, p->bias + at * moe_dtype_bytes_(w->dtype), n);
-  for (int64_t i = 0; i < rows; i++) {
-    char *out = p->out + ((first + i) * moe_router_weight_columns_(w) + at) * size;
-    if (p->accumulate) moe_load_row_(w->kernels, p->dtype, add, out, n);
-    if (p->bias || p->accumulate) w->kernels->add_scaled(c + i * MOE_PANEL, add, NULL, 1.0f, n);
-    moe_store_row_(w->kernels, p->dtype, out, c + i * MOE_PANEL, n);
-  }
+  const int64_t size = moe_dtype_bytes_(p->dtype), stride = moe_router_weight_columns_(w) * size;
+  float bias[MOE_PANEL];
+  if (p->bias) moe_load_row_(w->kernels, w->dtype, bias, p->bias + at * moe_dtype_bytes_(w->dtype), n);
+  for (int64_t i = 0; i < rows && p->bias; i++) w->kernels->add_scaled(c + i * MOE_PANEL, bias, NULL, 1.0f, n);
+  moe_store_sums_(w->kernels, p->out + first * stride + at * size, stride, p->dtype, c, rows, n, p->accumulate);
 }
 
 MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c) {
@@ -153,20 +149,12 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
 /* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */
 MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t rows, int64_t e, int64_t columns,
                                  float *c) {
-  const moe_kernels *kernels = g->kernels;
-  const int64_t size = moe_dtype_bytes_(g->out_dtype);
-  float old[MOE_PANEL];
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < columns; j += MOE_PANEL) {
-      const int64_t n = moe_min_(MOE_PANEL, columns - j), panel = i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL;
-      float *row = c + (panel * MOE_PANEL + i % MOE_PANEL) * MOE_PANEL;
-      char *out = g->out + ((h + i) * g->E + e + j) * size;
-      if (g->accumulate) {
-        moe_load_row_(kernels, g->out_dtype, old, out, n);
-        kernels->add_scaled(row, old, NULL, 1.0f, n);
-      }
-      moe_store_row_(kernels, g->out_dtype, out, row, n);
-    }
+  const int64_t size = moe_dtype_bytes_(g->out_dtype), square = MOE_PANEL * MOE_PANEL;
+  for (int64_t i = 0; i < rows; i += MOE_PANEL)
+    for (int64_t j = 0; j < columns; j += MOE_PANEL)
+      moe_store_sums_(g->kernels, g->out + ((h + i) * g->E + e + j) * size, g->E * size, g->out_dtype,
+                      c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square, moe_min_(MOE_PANEL, rows - i),
+                      moe_min_(MOE_PANEL, columns - j), g->accumulate);
 }
 
 /* All tokens in ascending order, a piece at a time; every product sum stays one chain. */

@@ -24,7 +24,7 @@ typedef struct moe_scaled_job_ {
 } moe_scaled_job_;
 
 enum {
-  MOE_SCALED_STRIP_ = 1024,   /* columns that are looked at together */
+  MOE_SCALED_STRIP_ = 1024,  /* columns that are looked at together */
   MOE_SCALED_ITEM_ = 1 << 15 /* elements of an item, at least, if there are */
 };
 

@@ -1,0 +1,45 @@
+/* How results leave: rounded once, or added to what is there, to memory that may be far. */
+#ifndef MOE_LAYER_LEAVE_H
+#define MOE_LAYER_LEAVE_H
+
+/* Rows of `bytes` each that are about to be written. Inlined: see moe_ahead_fetch_. */
+MOE_INLINE void moe_fetch_to_write_(const char *at, int64_t stride, const int32_t *index, int64_t rows, int64_t bytes) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + (index ? index[i] : i) * stride + b, 1);
+}
+
+enum { MOE_LEAVE_ROWS = 16 }; /* rows that leave at a time, their places having been fetched */
+
+/* store_rows, to where memory may be far. */
+MOE_FN void moe_leave_rows_(const moe_kernels *kernels, moe_dtype dtype, char *dst, int64_t stride,
+                            const int32_t *index, const float *src, int64_t rows, int64_t n) {
+  const int64_t bytes = n * moe_dtype_bytes_(dtype);
+  moe_fetch_to_write_(dst, stride, index, moe_min_(rows, MOE_LEAVE_ROWS), bytes);
+  for (int64_t now; rows > 0; rows -= now, src += now * MOE_PANEL) {
+    now = moe_min_(rows, MOE_LEAVE_ROWS);
+    char *next = index ? dst : dst + now * stride;
+    const int32_t *next_index = index ? index + now : NULL;
+    moe_fetch_to_write_(next, stride, next_index, moe_min_(rows - now, MOE_LEAVE_ROWS), bytes);
+    kernels->store_rows[dtype](dst, stride, index, src, now, n);
+    dst = next;
+    index = next_index;
+  }
+}
+
+/* Rows of dst, `stride` bytes apart, = sums, 64 apart; or dst += sums, rounded once. The sums are used up. */
+MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t stride, moe_dtype dtype, float *sum,
+                            int64_t rows, int64_t n, int accumulate) {
+  for (int64_t i = 0; i < rows && accumulate; i++) {
+    float old[MOE_PANEL];
+    moe_load_row_(kernels, dtype, old, dst + i * stride, n);
+    kernels->add_scaled(sum + i * MOE_PANEL, old, NULL, 1.0f, n);
+  }
+  moe_leave_rows_(kernels, dtype, dst, stride, NULL, sum, rows, n);
+}
+
+MOE_FN void moe_store_sum_(const moe_kernels *kernels, char *dst, moe_dtype dtype, float *sum, int64_t n,
+                           int accumulate) {
+  moe_store_sums_(kernels, dst, 0, dtype, sum, 1, n, accumulate);
+}
+
+#endif
