@@ -133,8 +133,7 @@ MOE_FN int moe_group_few_(const moe_group_ *group) {
 /* Panels that an item over experts takes: a group or, where the weights stream past, as many as can at once. */
 MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
   const int64_t used = moe_group_used_(group);
-  if (moe_group_few_(group)) return moe_panels_per_item_(group->lanes, moe_ceil_div_(used, 2), panels, MOE_PANELS_FEW);
-  return moe_panels_per_item_(group->lanes, used, panels, MOE_PANELS_MAX);
+  return moe_panels_per_item_(group->lanes, used, panels, moe_group_few_(group) ? MOE_PANELS_FEW : MOE_PANELS_MAX);
 }
 
 /* The panels of one item of a stage over experts: [first, first+count) of `panels`, `per_item` at a time. */
