@@ -71,6 +71,11 @@ MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) {
 MOE_INLINE void moe_store_avx2(void *p, __m256 x) { _mm256_storeu_ps((float *)p, x); }
 MOE_INLINE void moe_storen_avx2(void *p, __m256 x, int64_t n) { _mm256_maskstore_ps((float *)p, moe_lanes_avx2(n), x); }
 MOE_INLINE __m256i moe_loadi_avx2(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+MOE_INLINE __m256i moe_gather_avx2(const uint8_t *p, int64_t stride) {
+  int32_t word[8]; /* not loaded as one: that would have to wait for the stores */
+  for (int i = 0; i < 8; i++) memcpy(word + i, p + i * stride, 4);
+  return _mm256_setr_epi32(word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]);
+}
 MOE_INLINE void moe_storei_avx2(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
 
 /* AVX2 has no masked 16-bit moves: partial ones go through a buffer. */
@@ -141,6 +146,33 @@ MOE_INLINE __m256 moe_e2m1_avx2(__m256i codes) {
   const __m256 value = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
   return _mm256_or_ps(_mm256_permutevar8x32_ps(value, codes), _mm256_castsi256_ps(sign));
+}
+
+/* Sixteen codes' values as bf16, byte by byte, columns of the one vector beside those of the other. */
+MOE_INLINE void moe_e2m1_pair_avx2(__m256i a, __m256i b, int at, __m256 *x) {
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128,
+                                                                  -65, -65, -65, -64, -64, -64, -64));
+  const __m256i lower = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+  const __m256i nibble = _mm256_set1_epi8(15), odd = _mm256_set1_epi32((int)0xffff0000u);
+  const __m256i words = at ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa)
+                           : _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
+  const __m256i bytes = _mm256_shuffle_epi8(words, order);
+  MOE_UNROLL
+  for (int q = 0; q < 2; q++) {
+    const __m256i codes = _mm256_and_si256(_mm256_srli_epi32(bytes, 4 * q), nibble);
+    const __m256i low = _mm256_shuffle_epi8(lower, codes), high = _mm256_shuffle_epi8(upper, codes);
+    const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+    x[4 * q] = _mm256_castsi256_ps(_mm256_slli_epi32(first, 16));
+    x[4 * q + 1] = _mm256_castsi256_ps(_mm256_and_si256(first, odd));
+    x[4 * q + 8] = _mm256_castsi256_ps(_mm256_slli_epi32(second, 16));
+    x[4 * q + 9] = _mm256_castsi256_ps(_mm256_and_si256(second, odd));
+  }
+}
+MOE_INLINE void moe_e2m1x4_avx2(const __m256i *words, int at, __m256 *x) {
+  moe_e2m1_pair_avx2(words[0], words[1], at, x);
+  moe_e2m1_pair_avx2(words[2], words[3], at, x + 2);
 }
 
 MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) {

@@ -58,6 +58,10 @@ MOE_INLINE __m512 moe_loadn_avx512(const void *p, int64_t n) { return _mm512_mas
 MOE_INLINE void moe_store_avx512(void *p, __m512 x) { _mm512_storeu_ps(p, x); }
 MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_storeu_ps(p, moe_lanes_avx512(n), x); }
 MOE_INLINE __m512i moe_loadi_avx512(const void *p) { return _mm512_loadu_si512(p); }
+MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
+  const __m256i low = moe_gather_avx2(p, stride), high = moe_gather_avx2(p + 8 * stride, stride);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
 MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) {
@@ -119,6 +123,11 @@ MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
   const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                                       -3.0f, -4.0f, -6.0f);
   return _mm512_permutexvar_ps(codes, value);
+}
+
+MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
+  MOE_UNROLL
+  for (int i = 0; i < 16; i++) x[i] = moe_e2m1_avx512(_mm512_srli_epi32(words[i % 4], (unsigned)(at + i / 4 * 4)));
 }
 
 /* Masked, because gcc's plain form is a macro with a sign conversion at -O0. */

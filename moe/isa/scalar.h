@@ -8,6 +8,7 @@
      load_bf16 load_fp16, store_*    the same with conversion; *_f32 are synonyms of the plain ones
      store_uppers                    two vectors side by side as bf16
      loadi, loadu16/loadu16n, storei       32-bit words, 16-bit words zero-extended
+     gather                          W 32-bit words, `stride` bytes apart, their bytes from the least significant on
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
@@ -21,6 +22,8 @@
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
                                      multiple of W; what is stored is below 16, also in the lane that shares a byte
      e2m1                            the values of codes; bits above the fourth are ignored
+     e2m1x4 (vectors only)           four codes of each lane of four vectors, from bit 0 or 16 on: of vector v, x[4*i+v]
+                                     becomes the values of the i-th
      load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a
                                      word per pair with their signs in bits 15 and 31, which load2 returns (its other
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
@@ -134,6 +137,10 @@ MOE_INLINE uint32_t moe_loadu16_scalar(const void *p) {
   uint16_t x;
   memcpy(&x, p, 2);
   return x;
+}
+MOE_INLINE uint32_t moe_gather_scalar(const uint8_t *p, int64_t stride) {
+  (void)stride;
+  return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 MOE_INLINE void moe_store_scalar(void *p, float x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }

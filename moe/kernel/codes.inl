@@ -143,3 +143,18 @@ MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const ch
     MOE_V(storen)(dst + i, MOE_K(fp8)(MOE_V(loadu8n)(src + i, left), 0, s->format), left);
   }
 }
+
+#if MOE_BF16_BY_MODE
+/* All rows of a stream times the four codes in words of four vectors of columns, `pitch` apart, whose scale bytes, all
+   plain, begin at bit `at` of `scales`. */
+MOE_FN void MOE_K(stream_fp8_words)(const moe_stream_ *s, const MOE_V(i) *words, int64_t pitch, const MOE_V(i) *scales,
+                                    int at, const moe_element_format_ *f, const float *x, float *c) {
+  MOE_V(f) b[16];
+  for (int i = 0; i < 16; i++) {
+    const MOE_V(i) code = MOE_V(srlv)(words[i % 4 * pitch], MOE_V(set1i)((uint32_t)(i / 4 * 8)));
+    const MOE_V(i) byte = MOE_V(andi)(MOE_V(srlv)(scales[i % 4], MOE_V(set1i)((uint32_t)at)), MOE_V(set1i)(255u));
+    b[i] = MOE_V(mul)(MOE_K(fp8)(code, 0, f), MOE_V(castf)(MOE_V(slli)(byte, 23)));
+  }
+  MOE_K(stream_products)(s, 2, 4, 4, b, x, c);
+}
+#endif

@@ -94,15 +94,14 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
   }
 }
 
-/* A word for every lane, from a column that has `left` codes more; lane 0 of a word is its least significant. */
-MOE_INLINE MOE_V(i) MOE_KC(codes_words)(const moe_codes_ *c, const uint8_t *column, int64_t left) {
+/* W words of each of W columns, of which `left` codes and `n` columns are there, as if they lay side by side. */
+MOE_FN void MOE_KC(copy_columns)(uint8_t *to, const moe_codes_ *c, const uint8_t *column, int64_t left, int64_t n) {
   enum { run = 4 * MOE_CODES_BITS };
   const int64_t bytes = moe_min_(4 * MOE_W, (left * MOE_CODES_BITS + 7) / 8);
-  uint8_t word[4 * MOE_W] = {0};
-  for (int64_t b = 0; b < bytes; b += run)
-    memcpy(word + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
-  if (MOE_W > 1) return MOE_V(loadi)(word);
-  return MOE_V(set1i)((uint32_t)word[0] | (uint32_t)word[1] << 8 | (uint32_t)word[2] << 16 | (uint32_t)word[3] << 24);
+  memset(to, 0, 4 * MOE_W * MOE_W);
+  for (int64_t i = 0; i < moe_min_(n, MOE_W); i++, column += c->stride, to += 4 * MOE_W)
+    for (int64_t b = 0; b < bytes; b += run)
+      memcpy(to + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
 }
 
 /* Where the first code of word w of a column belongs; the next is `odd` further on, and the pair after these `pair`. */
@@ -110,20 +109,19 @@ MOE_INLINE int64_t MOE_KC(word_k)(int split, int64_t w) {
   return split ? w / 4 * 32 + w % 4 * 4 : w * (32 / MOE_CODES_BITS);
 }
 
-/* Up to four scale bytes, in order, for every lane's column, from group g on; 1 for columns that are not there. */
+/* The scale bytes, in order, of up to four groups from g on for every lane's column; 1 for what is not there. */
 MOE_INLINE MOE_V(i) MOE_KC(scale_words)(const moe_codes_ *c, int64_t col, int64_t g, int64_t groups) {
-  const int64_t n = moe_min_(MOE_W, c->n - col);
-  enum { most = MOE_W > 1 ? MOE_W / MOE_CODES_BITS : 1 };
+  const int64_t n = moe_min_(MOE_W, c->n - col), last = (c->k + 31) / 32 - 4;
+  const uint32_t mask = groups < 4 ? (1u << 8 * groups) - 1u : ~0u;
   uint32_t word[MOE_W];
   if (!c->scale) return MOE_V(set1i)(0x7f7f7f7fu);
-  const uint8_t *scale = c->scale + col * c->scale_stride + g * c->scale_group;
-  if (MOE_W > 1 && n == MOE_W && groups == most && c->scale_group == 1) {
-    for (int i = 0; i < MOE_W; i++, scale += c->scale_stride) {
-      word[i] = 0x7f7f7f7fu;
-      memcpy(word + i, scale, most);
-    }
-    return MOE_V(loadi)(word);
+  const uint8_t *scale = c->scale + col * c->scale_stride;
+  if (MOE_W > 1 && n == MOE_W && last >= 0 && c->scale_group == 1) { /* four bytes of a column are read */
+    const int64_t from = moe_min_(g, last);
+    const MOE_V(i) bytes = MOE_V(srli)(MOE_V(gather)(scale + from, c->scale_stride), (int)(8 * (g - from)));
+    return MOE_V(ori)(MOE_V(andi)(bytes, MOE_V(set1i)(mask)), MOE_V(set1i)(0x7f7f7f7fu & ~mask));
   }
+  scale += g * c->scale_group;
   for (int64_t i = 0; i < MOE_W; i++, scale += c->scale_stride) {
     word[i] = 0x7f7f7f7fu;
     for (int64_t b = 0; b < groups && i < n; b++) word[i] ^= (0x7fu ^ (uint32_t)scale[b * c->scale_group]) << (8 * b);
@@ -180,22 +178,25 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_fo
 
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
 
-/* Words of W columns from code `at` on, transposed, and their scales. Returns whether they want the general way. */
-MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, const moe_element_format_ *format,
-                              MOE_V(i) *words, MOE_V(i) *scales) {
+/* Words of W columns from code `at` on, transposed, and their scales. Returns whether some are not there, or a scale
+   wants the general way. */
+MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, MOE_V(i) *words, MOE_V(i) *scales) {
   const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8 + col * c->stride;
   const int64_t end = moe_min_(c->k, at + MOE_KC(codes));
-  if (MOE_W > 1 && col + MOE_W <= c->n && at + MOE_KC(codes) <= c->k && c->group == 4 * MOE_CODES_BITS) {
-    MOE_UNROLL
-    for (int i = 0; i < MOE_W; i++, first += c->stride) words[i] = MOE_V(loadi)(first);
-  } else {
-    for (int i = 0; i < MOE_W; i++, first += c->stride)
-      words[i] = col + i < c->n ? MOE_KC(codes_words)(c, first, c->k - at) : MOE_V(set1i)(0u);
+  int64_t stride = c->stride;
+  uint8_t columns[4 * MOE_W * MOE_W];
+  MOE_V(i) square[MOE_W];
+  if (col + MOE_W > c->n || at + MOE_KC(codes) > c->k || c->group != 4 * MOE_CODES_BITS) {
+    MOE_KC(copy_columns)(columns, c, first, c->k - at, c->n - col);
+    first = columns, stride = 4 * MOE_W;
   }
-  MOE_V(transpose)(words);
+  MOE_UNROLL
+  for (int i = 0; i < MOE_W; i++, first += stride) square[i] = MOE_W > 1 ? MOE_V(loadi)(first) : MOE_V(gather)(first, 0);
+  MOE_V(transpose)(square);
+  MOE_UNROLL
+  for (int i = 0; i < MOE_W; i++) words[i] = square[i];
   *scales = MOE_KC(scale_words)(c, col, at / 32, (end + 31) / 32 - at / 32);
-  return MOE_W == 1 || at + MOE_KC(codes) > c->k || MOE_KC(scales_special)(*scales) ||
-         MOE_KC(codes_special)(words, format);
+  return MOE_W == 1 || at + MOE_KC(codes) > c->k || MOE_KC(scales_special)(*scales);
 }
 
 MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
@@ -204,7 +205,7 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
     float *p = panel + c->col + col;
     for (int64_t at = 0; at < c->k; at += MOE_KC(codes)) {
       MOE_V(i) words[MOE_W], scales;
-      if (MOE_KC(load_words)(c, col, at, &format, words, &scales))
+      if (MOE_KC(load_words)(c, col, at, words, &scales) || MOE_KC(codes_special)(words, &format))
         MOE_KC(pack_words)(p, c, words, scales, at * MOE_CODES_BITS / 32, &format);
       else
         MOE_KC(pack_plain_words)(p + at * MOE_PANEL, c, words, scales, &format);

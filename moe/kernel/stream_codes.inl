@@ -1,31 +1,46 @@
 /* A few rows times a panel's columns of codes (see pack_codes_columns) over all of k, without the panel: codes become
    floats a few columns' vectors at a time and are multiplied where they are. Included for codes of 4 and of 8 bits. */
 
-enum { MOE_KC(vectors) = 4, MOE_KC(wide) = MOE_KC(vectors) * MOE_W }; /* so many sums hide the latency of a product */
+enum {
+  MOE_KC(vectors) = 4, /* of columns: so many sums hide the latency of a product */
+  MOE_KC(wide) = MOE_KC(vectors) * MOE_W,
+  MOE_KC(deep) = 4 /* codes of each column at a time */
+};
 
-/* MOE_TILE_VECTORS codes of every column, from bit `at` of its words on. */
-MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *byte, int64_t w,
-                                    int at, const moe_element_format_ *format, const float *x, float *c) {
-  MOE_V(f) b[4 * MOE_TILE_VECTORS];
+/* MOE_KC(deep) codes of every column, from bit `at` of its word on. */
+MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, const MOE_V(i) *words, const MOE_V(i) *byte, int at,
+                                    const moe_element_format_ *format, const float *x, float *c) {
+  MOE_V(f) b[MOE_KC(deep) * MOE_KC(vectors)];
+  if (MOE_CODES_BITS == 4) MOE_V(e2m1x4)(words, at, b);
   MOE_UNROLL
-  for (int q = 0; q < MOE_TILE_VECTORS; q++) {
-    MOE_UNROLL
-    for (int v = 0; v < MOE_KC(vectors); v++)
-      b[q * MOE_KC(vectors) + v] = MOE_PLAIN(words[v][w], at + q * MOE_CODES_BITS, byte[v], format);
+  for (int i = 0; i < MOE_KC(deep) * MOE_KC(vectors); i++) {
+    const int v = i % MOE_KC(vectors), q = i / MOE_KC(vectors);
+    b[i] = MOE_CODES_BITS == 4 ? MOE_V(mul)(b[i], MOE_V(castf)(MOE_V(slli)(byte[v], 23)))
+                               : MOE_K(plain_fp8)(words[v], at + q * 8, byte[v], format);
   }
-  MOE_K(stream_products)(s, MOE_TILE_VECTORS / 2, MOE_KC(vectors), MOE_TILE_VECTORS, b, x, c);
+  MOE_K(stream_products)(s, MOE_KC(deep) / 2, MOE_KC(vectors), MOE_KC(deep), b, x, c);
 }
 
 MOE_INLINE void MOE_KC(stream_words)(const moe_stream_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) *scales,
                                      const moe_element_format_ *format, moe_walk_ *walk, const float *x, float *c) {
+  const moe_element_format_ f = *format; /* nothing that is stored can change it */
   for (int64_t w = 0; w < MOE_W; w++) {
     if (walk) moe_walk_on_(walk);
-    MOE_V(i) byte[MOE_KC(vectors)];
+    MOE_V(i) word[MOE_KC(vectors)], byte[MOE_KC(vectors)], special = MOE_V(set1i)(0u);
     MOE_UNROLL
-    for (int v = 0; v < MOE_KC(vectors); v++) byte[v] = MOE_KC(word_scale)(scales[v], w);
+    for (int v = 0; v < MOE_KC(vectors); v++) {
+      word[v] = words[v][w];
+      byte[v] = MOE_KC(word_scale)(scales[v], w);
+      if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(outside_fp8)(word[v], &f));
+    }
+    if (MOE_CODES_BITS == 8 && MOE_V(anyi)(MOE_V(andi)(special, MOE_V(set1i)(0x80808080u)))) {
+      MOE_K(stream_fp8_words)(s, words[0] + w, MOE_W, scales, (int)(w / MOE_CODES_BITS * 8), format, x, c);
+      x += MOE_KC(deep);
+      continue;
+    }
     MOE_UNROLL
-    for (int at = 0; at < 32; at += MOE_TILE_VECTORS * MOE_CODES_BITS, x += MOE_TILE_VECTORS)
-      MOE_KC(stream_step)(s, words, byte, w, at, format, x, c);
+    for (int at = 0; at < 32; at += MOE_KC(deep) * MOE_CODES_BITS, x += MOE_KC(deep))
+      MOE_KC(stream_step)(s, word, byte, at, &f, x, c);
   }
 }
 
@@ -50,7 +65,7 @@ MOE_FN void MOE_KC(stream_panel)(const moe_stream_ *s, const moe_codes_ *codes, 
   MOE_CAT(moe_stream_f32_, MOE_ISA)(&stream);
 }
 
-/* Codes [at, at+MOE_KC(codes)) of all parts, if that many are there and plain; if not, returns 0. */
+/* Codes [at, at+MOE_KC(codes)) of all parts, if that many are there and their scales plain; if not, returns 0. */
 MOE_FN int MOE_KC(stream_plain)(const moe_stream_ *s, const moe_codes_ *codes, int64_t at,
                                 const moe_element_format_ *format, moe_walk_ *walk) {
   MOE_V(i) words[MOE_PANEL / MOE_W][MOE_W], scales[MOE_PANEL / MOE_W];
@@ -58,7 +73,7 @@ MOE_FN int MOE_KC(stream_plain)(const moe_stream_ *s, const moe_codes_ *codes, i
     if (codes[p].split || codes[p].n < codes[p].width) return 0;
     for (int64_t col = 0; col < codes[p].width; col += MOE_W) {
       const int64_t v = (codes[p].col + col) / MOE_W;
-      if (MOE_KC(load_words)(codes + p, col, at, format, words[v], scales + v)) return 0;
+      if (MOE_KC(load_words)(codes + p, col, at, words[v], scales + v)) return 0;
     }
   }
   for (int64_t col = 0; col < MOE_PANEL; col += MOE_KC(wide))
