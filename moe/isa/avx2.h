@@ -150,11 +150,12 @@ MOE_INLINE __m256 moe_e2m1_avx2(__m256i codes) {
 
 /* Sixteen codes' values as bf16, byte by byte, columns of the one vector beside those of the other. */
 MOE_INLINE void moe_e2m1_pair_avx2(__m256i a, __m256i b, int at, __m256 *x) {
-  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-  const __m256i upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128,
-                                                                  -65, -65, -65, -64, -64, -64, -64));
-  const __m256i lower = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m256i upper = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  const __m256i lower =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
   const __m256i nibble = _mm256_set1_epi8(15), odd = _mm256_set1_epi32((int)0xffff0000u);
   const __m256i words = at ? _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa)
                            : _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);

@@ -86,9 +86,7 @@ MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
 MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
-MOE_INLINE void moe_store2x8_avx512(void *p, __m512i x) {
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(x));
-}
+MOE_INLINE void moe_store2x8_avx512(void *p, __m512i x) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(x)); }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m512i moe_loadu4n_avx512(const void *p, int64_t at, int64_t n) {

@@ -191,7 +191,8 @@ MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, MOE_
     first = columns, stride = 4 * MOE_W;
   }
   MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++, first += stride) square[i] = MOE_W > 1 ? MOE_V(loadi)(first) : MOE_V(gather)(first, 0);
+  for (int i = 0; i < MOE_W; i++, first += stride)
+    square[i] = MOE_W > 1 ? MOE_V(loadi)(first) : MOE_V(gather)(first, 0);
   MOE_V(transpose)(square);
   MOE_UNROLL
   for (int i = 0; i < MOE_W; i++) words[i] = square[i];
