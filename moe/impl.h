@@ -21,6 +21,8 @@ MOE_EXACT_BEGIN
 #include "base/error.h"
 #include "base/check.h"
 #include "base/fpenv.h"
+#include "base/workspace.h"
+#include "base/ahead.h"
 #include "base/context.h"
 
 #include "kernel/names.h"
@@ -83,6 +85,7 @@ MOE_TARGET_END
 
 MOE_QUICK_BEGIN
 
+#include "kernel/operands.h"
 #include "kernel/product.h"
 
 #include "layer/leave.h"

@@ -1,0 +1,173 @@
+/* The operands of a product: rows wherever they lie, and columns packed, plain or unpacking themselves. */
+#ifndef MOE_KERNEL_OPERANDS_H
+#define MOE_KERNEL_OPERANDS_H
+
+MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
+
+/* Bytes of a packed panel of k rows. */
+MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
+  return moe_mul3_(moe_add_(k, k & 1), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
+}
+
+/* ----------------------------------------------------------------------------------------------------- left operand */
+
+typedef struct moe_left_ {
+  moe_rows_ place;    /* of each row's first element */
+  int64_t rows, step; /* bytes from a pair of elements to the next: see moe_tile_ */
+  moe_dtype dtype;
+  /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`),
+     or one piece at a time; `held`: all pieces are there already. */
+  char *gathered;
+  int keep, held;
+} moe_left_;
+
+/* Rows [first, first+count) of a matrix, from element `from` on. */
+MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype,
+                                int64_t from, char *gathered) {
+  const int64_t size = moe_dtype_bytes_(dtype);
+  left->rows = count;
+  left->dtype = dtype;
+  left->step = 2 * size;
+  left->gathered = gathered;
+  left->keep = left->held = 0;
+  left->place = moe_rows_from_(rows, first);
+  left->place.base += from * size;
+}
+
+/* The first `rows` columns of a packed panel as rows. */
+MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const void *panel, int64_t rows) {
+  left->rows = rows;
+  left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
+  left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
+  left->gathered = NULL;
+  left->keep = left->held = 0;
+  left->place = (moe_rows_){(const char *)panel, 4, NULL};
+}
+
+/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even
+   where they need no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the
+   cache. */
+MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
+
+/* ---------------------------------------------------------------------------------------------------- right operand */
+
+/* Columns of k elements each: packed panels of 64, panel_bytes apart, or where they lie in memory. Untransposed,
+   element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes 64/parts columns of each part;
+   transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype unpack themselves: they may
+   lie so, or somewhere else with no base; or with one part that goes on at base[1] from k = turn on. */
+typedef struct moe_right_ {
+  const char *panel; /* or NULL */
+  int64_t panel_bytes;
+  int in_cache; /* the panels are, and need no fetching */
+  const char *base[2];
+  int64_t parts, stride, n; /* n: columns of each part */
+  int transposed;
+  moe_dtype dtype;
+  int64_t group; /* bytes of 32 elements side by side */
+  int64_t k, turn; /* turn: see above, or 0 */
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32
+     panel, an odd k rounded up. In bf16 products all values must be bf16's, or subnormal. */
+  void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
+  const moe_element_format_ *format; /* (optional) What unpacks itself is rows of these codes, unscaled */
+  /* (optional) Adds a few rows' products with one panel's columns, all of k, while it unpacks them. */
+  void (*stream)(const struct moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream);
+  const void *source;     /* what these need: the weight, */
+  int64_t expert, column; /*   whose, and the first column of each part */
+} moe_right_;
+
+/* One part's columns of a panel. */
+MOE_FN int64_t moe_right_width_(const moe_right_ *right) { return MOE_PANEL / right->parts; }
+MOE_FN int64_t moe_right_panels_(const moe_right_ *right) { return moe_ceil_div_(right->n, moe_right_width_(right)); }
+
+/* Panels [first, first+count), as far as there are any. */
+MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_t count) {
+  const int64_t width = moe_right_width_(right), at = first * width;
+  moe_right_ part = *right;
+  part.n = moe_min_(count * width, right->n - at);
+  part.column += at;
+  if (right->panel) part.panel += first * right->panel_bytes;
+  for (int p = 0; p < 2 && right->base[p]; p++)
+    part.base[p] += right->transposed ? at * right->stride : at * right->group / 32;
+  return part;
+}
+
+/* A matrix whose rows are the columns: column n contiguous at base + n*stride. */
+MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_t n, moe_dtype dtype, int64_t k) {
+  moe_right_ right = {0};
+  right.base[0] = base;
+  right.parts = right.transposed = 1;
+  right.stride = stride;
+  right.n = n;
+  right.dtype = dtype;
+  right.group = 32 * moe_dtype_bytes_(dtype);
+  right.k = k;
+  return right;
+}
+
+/* One packed panel in cache. */
+MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
+  moe_right_ right = {0};
+  right.panel = (const char *)panel;
+  right.in_cache = 1;
+  right.parts = 1;
+  right.n = MOE_PANEL;
+  right.k = k;
+  return right;
+}
+
+MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
+                              int64_t k, char *panel) {
+  float piece[MOE_PIECE_F32_ * MOE_PANEL];
+  for (int64_t at = 0; at < k; at += MOE_PIECE_F32_) {
+    const int64_t n = moe_min_(MOE_PIECE_F32_, k - at);
+    char *to = panel + moe_panel_bytes_(kind, at);
+    right->unpack(right, kernels, from + at, n, kind == MOE_PANEL_F32 ? (float *)(void *)to : piece);
+    if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, piece, n);
+  }
+}
+
+/* Elements [from, from+k) of the right operand as a panel. */
+MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
+                            int64_t k, void *panel) {
+  if (right->unpack) {
+    moe_unpack_right_(kernels, kind, right, from, k, (char *)panel);
+    return;
+  }
+  if (right->transposed) {
+    kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype),
+                                              right->stride, k, right->n);
+    return;
+  }
+  for (int64_t p = 0; p < right->parts; p++) {
+    const moe_rows_ rows = {right->base[p] + from * right->stride, right->stride, NULL};
+    kernels->pack_rows[kind][right->dtype](panel, MOE_PANEL / right->parts * p, MOE_PANEL / right->parts, &rows, k,
+                                           right->n);
+  }
+}
+
+/* The memory that elements [from, from+k) will be read from, as far as it is known. */
+MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right, int64_t from, int64_t k) {
+  const int second = right->turn > 0 && from >= right->turn;
+  const int64_t at = second ? from - right->turn : from;
+  const int64_t begin = right->transposed ? at * right->group / 32 : at * right->stride;
+  const moe_ahead_ none = {0};
+  if (right->in_cache) return none;
+  if (right->panel)
+    return moe_ahead_rows_(right->panel + moe_panel_bytes_(kind, from), NULL, NULL, right->panel_bytes,
+                           moe_right_panels_(right), moe_panel_bytes_(kind, k));
+  if (!right->base[second]) return none;
+  return moe_ahead_rows_(right->base[second] + begin, right->parts == 2 ? right->base[1] + begin : NULL, NULL,
+                         right->stride, right->transposed ? right->n : k,
+                         (right->transposed ? k : right->n) * right->group / 32);
+}
+
+MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
+  return kernels->panel[product] == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
+}
+
+/* What a product reads first. */
+MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
+  return moe_right_ahead_(kernels->panel[product], right, 0, moe_min_(moe_piece_(kernels, product), right->k));
+}
+
+#endif
