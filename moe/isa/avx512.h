@@ -206,10 +206,14 @@ MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i 
   moe_storei_avx512(p, _mm512_permutex2var_epi32(e, first, o));
   moe_storei_avx512((float *)p + 16, _mm512_permutex2var_epi32(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o));
 }
-MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i low = _mm512_srli_epi32(moe_bf16_round_avx512(even), 16);
-  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, moe_bf16_round_avx512(odd));
+MOE_INLINE void moe_store2_upper_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, _mm512_castps_si512(odd));
   moe_storei_avx512(p, _mm512_or_si512(both, signs));
+}
+MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
+  moe_store2_upper_avx512(p, _mm512_castsi512_ps(moe_bf16_round_avx512(even)),
+                          _mm512_castsi512_ps(moe_bf16_round_avx512(odd)), signs);
 }
 MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));

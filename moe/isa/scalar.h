@@ -17,7 +17,7 @@
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
      min2x16                         the smaller, unsigned, of the upper and of the lower 16 bits
-     mux                             the bits of a where m has ones, of b where it has none
+     mux                             the bits of a where m has ones, of b, which has none there, elsewhere
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
                                      multiple of W; what is stored is below 16, also in the lane that shares a byte
@@ -27,6 +27,7 @@
      load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a
                                      word per pair with their signs in bits 15 and 31, which load2 returns (its other
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
+     store2_upper                    store2_bf16 of what bf16 holds: not rounded
      top32_*                         the largest bit pattern of a magnitude, as a float, of 32 elements
      load2x8 store2x8                2W 8-bit words, two in a lane: in bits 0..7 and 16..23; zero-extended and truncated
      fma_exact                       the same where a*b is exact: it may be rounded
@@ -228,6 +229,9 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
   }
 MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
 #undef MOE_SCALAR_PAIR_
+MOE_INLINE void moe_store2_upper_scalar(void *p, float even, float odd, uint32_t signs) {
+  moe_store2_bf16_scalar(p, even, odd, signs);
+}
 
 MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
 

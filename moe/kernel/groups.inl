@@ -62,6 +62,8 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
   for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += step) {
     __builtin_prefetch(codes + step * q.ahead);
     for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q.ahead, 1);
+    /* bf16 holds every element under such a scale. */
+    const int exact = MOE_FORMAT_UPPER && scales && MOE_PLAIN_SCALE_(scales[g]);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));
@@ -80,7 +82,10 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
         even = MOE_V(e2m1)(both);
         odd = MOE_V(e2m1)(MOE_V(srli)(both, 4));
       }
-      MOE_VF(store2)(to + 2 * i * size, MOE_V(mul)(even, factor), MOE_V(mul)(odd, factor), signs);
+      even = MOE_V(mul)(even, factor);
+      odd = MOE_V(mul)(odd, factor);
+      if (exact) MOE_V(store2_upper)(to + 2 * i * size, even, odd, signs);
+      else MOE_VF(store2)(to + 2 * i * size, even, odd, signs);
     }
   }
   return groups;
