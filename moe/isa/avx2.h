@@ -37,9 +37,7 @@ MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a,
 MOE_INLINE __m256i moe_srav_avx2(__m256i a, __m256i n) { return _mm256_srav_epi32(a, n); }
 MOE_INLINE __m256i moe_sllv_avx2(__m256i a, __m256i n) { return _mm256_sllv_epi32(a, n); }
 MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi32(a, n); }
-MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) {
-  return _mm256_or_si256(_mm256_and_si256(m, a), b);
-}
+MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) { return _mm256_or_si256(_mm256_and_si256(m, a), b); }
 MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
@@ -272,8 +270,8 @@ MOE_INLINE void moe_store2_upper_avx2(void *p, __m256 even, __m256 odd, __m256i 
   moe_storei_avx2(p, _mm256_or_si256(_mm256_blend_epi16(_mm256_castps_si256(odd), low, 0x55), signs));
 }
 MOE_INLINE void moe_store2_bf16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
-  moe_store2_upper_avx2(p, _mm256_castsi256_ps(moe_bf16_round_avx2(even)), _mm256_castsi256_ps(moe_bf16_round_avx2(odd)),
-                        signs);
+  moe_store2_upper_avx2(p, _mm256_castsi256_ps(moe_bf16_round_avx2(even)),
+                        _mm256_castsi256_ps(moe_bf16_round_avx2(odd)), signs);
 }
 MOE_INLINE void moe_store2_fp16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i low = _mm256_cvtepu16_epi32(moe_fp16_encode_avx2(even));
