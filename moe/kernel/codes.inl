@@ -106,45 +106,37 @@ MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ 
   const MOE_V(i) below = MOE_V(subi)(MOE_V(set1i)((f->first_normal + 127u) * 0x01010101u), magnitude);
   return MOE_V(ori)(above, below);
 }
-MOE_INLINE MOE_V(i) MOE_K(special_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
-  return MOE_V(andi)(MOE_K(outside_fp8)(four, f), MOE_V(set1i)(0x80808080u));
+MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
+  return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
 }
 
-/* The same of 2 * MOE_W codes side by side, two in a lane beside 0x40, which is within. */
-MOE_INLINE MOE_V(i) MOE_K(special_fp8_run)(const uint8_t *codes, const moe_element_format_ *f) {
-  return MOE_K(special_fp8)(MOE_V(ori)(MOE_V(loadu16)(codes), MOE_V(set1i)(0x40400000u)), f);
-}
-
-MOE_FN void MOE_K(fp8_vectors)(MOE_V(f) *x, const MOE_V(i) *codes, int n, const moe_element_format_ *f) {
-  for (int i = 0; i < n; i++) x[i] = MOE_K(fp8)(codes[i], 0, f);
-}
-
-/* What a stream needs of fp8 (see format.inl): the plain way, unless a code wants the general one. */
-MOE_INLINE void MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
-  const moe_element_format_ f = *s->format;
-  MOE_V(i) codes[4 * MOE_TILE_VECTORS], special = MOE_V(set1i)(0u);
-  MOE_UNROLL
-  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++) {
-    codes[i] = MOE_V(loadu8)(src + i / 2 * s->stride + i % 2 * MOE_W);
-    if (i % 2 == 0)
-      special = MOE_V(ori)(special, MOE_K(special_fp8_run)((const uint8_t *)src + i / 2 * s->stride, &f));
-    b[i] = MOE_K(plain_fp8)(codes[i], 0, MOE_V(set1i)(127u), &f);
-  }
-  if (!MOE_V(anyi)(special)) return;
-  MOE_V(f) any[4 * MOE_TILE_VECTORS];
-  MOE_K(fp8_vectors)(any, codes, 4 * MOE_TILE_VECTORS, s->format);
-  MOE_UNROLL
-  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++) b[i] = any[i];
-}
-
-MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_V(storen)(dst + i, MOE_K(fp8)(MOE_V(loadu8n)(src + i, left), 0, s->format), left);
-  }
+/* The same of 32 codes side by side: four in a lane or two, beside 0x40, which is within. Not for vectors of one. */
+MOE_INLINE MOE_V(i) MOE_K(outside_fp8_row)(const uint8_t *codes, const moe_element_format_ *f) {
+  if (4 * MOE_W == 32) return MOE_K(outside_fp8)(MOE_V(loadi)(codes), f);
+  return MOE_K(outside_fp8)(MOE_V(ori)(MOE_V(loadu16)(codes), MOE_V(set1i)(0x40400000u)), f);
 }
 
 #if MOE_BF16_BY_MODE
+/* What a stream needs of fp8 (see format.inl): the plain way or, where a code wants the general one, none. */
+MOE_INLINE int MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
+  const moe_element_format_ f = *s->format;
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  MOE_UNROLL
+  for (int i = 0; i < 16; i++) {
+    const char *at = src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W;
+    if (i % MOE_K(stream_vectors) == 0)
+      outside = MOE_V(ori)(outside, MOE_K(outside_fp8_row)((const uint8_t *)at, &f));
+    b[i] = MOE_K(plain_fp8)(MOE_V(loadu8)(at), 0, MOE_V(set1i)(127u), &f);
+  }
+  return !MOE_K(special_fp8)(outside);
+}
+
+MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
+  int64_t i = 0;
+  for (; i + MOE_W <= n; i += MOE_W) MOE_V(store)(dst + i, MOE_K(fp8)(MOE_V(loadu8)(src + i), 0, s->format));
+  if (i < n) MOE_V(storen)(dst + i, MOE_K(fp8)(MOE_V(loadu8n)(src + i, n - i), 0, s->format), n - i);
+}
+
 /* All rows of a stream times the four codes in words of four vectors of columns, `pitch` apart, whose scale bytes, all
    plain, begin at bit `at` of `scales`. */
 MOE_FN void MOE_K(stream_fp8_words)(const moe_stream_ *s, const MOE_V(i) *words, int64_t pitch, const MOE_V(i) *scales,

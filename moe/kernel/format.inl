@@ -115,14 +115,18 @@ MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, i
   if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
 }
 
-/* A stream's next 2 * MOE_TILE_VECTORS rows, of two vectors of columns side by side at `src`. */
-MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
+#if MOE_BF16_BY_MODE
+/* A stream's next vectors, row by row (see tile.inl), from `src` on; whether that was done. */
+MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_UNROLL
-  for (int i = 0; i < 4 * MOE_TILE_VECTORS; i++)
-    b[i] = MOE_VF(load)(src + i / 2 * s->stride + i % 2 * MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE));
+  for (int i = 0; i < 16; i++)
+    b[i] = MOE_VF(load)(src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W * size);
+  return 1;
 }
 
 MOE_INLINE void MOE_KF(stream_row)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
   (void)s;
   MOE_KF(load_one)(dst, src, n);
 }
+#endif

@@ -40,7 +40,7 @@ MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n
 /* A whole row in the plain way; 0 where that does not do. */
 MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
                                       const moe_element_format_ *format) {
-  MOE_V(i) special = MOE_V(set1i)(0u);
+  MOE_V(i) outside = MOE_V(set1i)(0u);
   if (MOE_W == 1) return 0;
   for (int64_t part = 0; part < c->width; part += 32) {
     const uint32_t byte = scale ? scale[part / 32] : 127u;
@@ -50,10 +50,9 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
       const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, part + i) : MOE_V(loadu8)(row + part + i);
       MOE_V(store)(p + part + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
     }
-    for (int64_t i = 0; i < 32 && MOE_CODES_BITS == 8; i += 2 * MOE_W)
-      special = MOE_V(ori)(special, MOE_K(special_fp8_run)(row + part + i, format));
+    if (MOE_CODES_BITS == 8) outside = MOE_V(ori)(outside, MOE_K(outside_fp8_row)(row + part, format));
   }
-  return MOE_CODES_BITS == 4 || !MOE_V(anyi)(special);
+  return MOE_CODES_BITS == 4 || !MOE_K(special_fp8)(outside);
 }
 
 MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
@@ -88,7 +87,8 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
     MOE_V(i) special = MOE_V(subi)(byte, MOE_V(set1i)(16u)); /* see MOE_PLAIN_SCALE_ */
     special = MOE_V(ori)(special, MOE_V(subi)(MOE_V(set1i)(239u), byte));
     special = MOE_V(srli)(special, 31);
-    if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(special_fp8)(word, format));
+    if (MOE_CODES_BITS == 8)
+      special = MOE_V(ori)(special, MOE_V(andi)(MOE_K(outside_fp8)(word, format), MOE_V(set1i)(0x80808080u)));
     if (MOE_V(anyi)(special)) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
     else MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
   }
@@ -171,9 +171,9 @@ MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i)
 
 /* Whether a word holds a code that wants the general way. */
 MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_format_ *f) {
-  MOE_V(i) any = MOE_V(set1i)(0u);
-  for (int j = 0; j < MOE_W && MOE_CODES_BITS == 8; j++) any = MOE_V(ori)(any, MOE_K(outside_fp8)(words[j], f));
-  return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x80808080u)));
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  for (int j = 0; j < MOE_W && MOE_CODES_BITS == 8; j++) outside = MOE_V(ori)(outside, MOE_K(outside_fp8)(words[j], f));
+  return MOE_K(special_fp8)(outside);
 }
 
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */

@@ -1,29 +1,29 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. Included once per format, which provides stream_load and stream_row. */
+   with all rows, whose sums wait in cache. Included once per format, which provides stream_load (which may decline) and
+   stream_row. */
 
-enum { MOE_KF(stream_wide) = 2 * MOE_W, MOE_KF(stream_deep) = 2 * MOE_TILE_VECTORS };
-
-/* stream_deep rows of stream_wide columns. */
-MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
-  MOE_V(f) b[4 * MOE_TILE_VECTORS];
-  MOE_KF(stream_load)(s, src, b);
-  for (int q = 0; q < MOE_KF(stream_deep); q++)
-    for (int64_t i = 0; i < MOE_KF(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
-      __builtin_prefetch(src + q * s->stride + s->ahead + i);
-  MOE_K(stream_products)(s, MOE_TILE_VECTORS, 2, MOE_KF(stream_deep), b, x, c);
-}
-
-/* k rows of n columns where either are fewer. */
+/* k rows of n columns, any. */
 MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
-  float rows[MOE_KF(stream_deep) * MOE_KF(stream_wide)];
+  float rows[MOE_K(stream_deep) * MOE_K(stream_wide)];
   memset(rows, 0, sizeof rows);
   for (int64_t r = 0; r < k; r++)
-    MOE_KF(stream_row)(s, rows + r * MOE_KF(stream_wide), src + r * s->stride, n);
+    MOE_KF(stream_row)(s, rows + r * MOE_K(stream_wide), src + r * s->stride, n);
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 
+/* stream_deep rows of stream_wide columns. */
+MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
+  MOE_V(f) b[16];
+  const int plain = MOE_KF(stream_load)(s, src, b);
+  for (int q = 0; q < MOE_K(stream_deep); q++)
+    for (int64_t i = 0; i < MOE_K(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
+      __builtin_prefetch(src + q * s->stride + s->ahead + i);
+  if (plain) MOE_K(stream_products)(s, MOE_K(stream_deep) / 2, MOE_K(stream_vectors), MOE_K(stream_deep), b, x, c);
+  else MOE_KF(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
+}
+
 MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
-  const int64_t wide = MOE_KF(stream_wide), deep = MOE_KF(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   const int64_t width = MOE_PANEL / s->parts;
   for (int64_t from = 0; from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++)

@@ -26,14 +26,14 @@ MOE_INLINE void MOE_KC(stream_words)(const moe_stream_ *s, MOE_V(i) (*words)[MOE
   const moe_element_format_ f = *format; /* nothing that is stored can change it */
   for (int64_t w = 0; w < MOE_W; w++) {
     if (walk) moe_walk_on_(walk);
-    MOE_V(i) word[MOE_KC(vectors)], byte[MOE_KC(vectors)], special = MOE_V(set1i)(0u);
+    MOE_V(i) word[MOE_KC(vectors)], byte[MOE_KC(vectors)], outside = MOE_V(set1i)(0u);
     MOE_UNROLL
     for (int v = 0; v < MOE_KC(vectors); v++) {
       word[v] = words[v][w];
       byte[v] = MOE_KC(word_scale)(scales[v], w);
-      if (MOE_CODES_BITS == 8) special = MOE_V(ori)(special, MOE_K(outside_fp8)(word[v], &f));
+      if (MOE_CODES_BITS == 8) outside = MOE_V(ori)(outside, MOE_K(outside_fp8)(word[v], &f));
     }
-    if (MOE_CODES_BITS == 8 && MOE_V(anyi)(MOE_V(andi)(special, MOE_V(set1i)(0x80808080u)))) {
+    if (MOE_CODES_BITS == 8 && MOE_K(special_fp8)(outside)) {
       MOE_K(stream_fp8_words)(s, words[0] + w, MOE_W, scales, (int)(w / MOE_CODES_BITS * 8), format, x, c);
       x += MOE_KC(deep);
       continue;

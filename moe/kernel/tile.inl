@@ -73,6 +73,10 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
 #if MOE_BF16_BY_MODE
+/* What a stream takes at a time: sixteen vectors, of half a panel's columns. */
+enum { MOE_K(stream_wide) = MOE_PANEL / 2, MOE_K(stream_vectors) = MOE_K(stream_wide) / MOE_W };
+enum { MOE_K(stream_deep) = 16 / MOE_K(stream_vectors) };
+
 /* All rows of a stream (see moe_stream_) times `pairs` pairs of elements, of which k are there, of `vectors` vectors of
    columns: element q of vector v is b[q * vectors + v]. */
 MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vectors, int64_t k, const MOE_V(f) *b,
@@ -96,13 +100,13 @@ MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vect
   }
 }
 
-/* The same of k rows of two vectors, already floats. */
+/* The same of k rows of stream_wide columns, already floats. */
 MOE_FN void MOE_K(stream_floats)(const moe_stream_ *s, int64_t k, const float *rows, const float *x, float *c) {
-  for (; k > 0; k -= 2, rows += 4 * MOE_W, x += 2) {
-    MOE_V(f) b[4];
+  for (; k > 0; k -= 2, rows += 2 * MOE_K(stream_wide), x += 2) {
+    MOE_V(f) b[2 * MOE_K(stream_vectors)];
     MOE_UNROLL
-    for (int i = 0; i < 4; i++) b[i] = MOE_V(load)(rows + i * MOE_W);
-    MOE_K(stream_products)(s, 1, 2, k, b, x, c);
+    for (int i = 0; i < 2 * MOE_K(stream_vectors); i++) b[i] = MOE_V(load)(rows + i * MOE_W);
+    MOE_K(stream_products)(s, 1, MOE_K(stream_vectors), k, b, x, c);
   }
 }
 #endif
