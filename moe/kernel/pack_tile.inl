@@ -11,7 +11,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   int64_t at = 0;
   MOE_K(tile_begin)(MOE_TILE_ROWS, t->c + col, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-    moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+    MOE_K(tile_fetch_beside)(t, &lines);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL
@@ -28,5 +28,9 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
 }
 
 MOE_FN void MOE_KF(pack_tile)(const moe_tile_ *t) {
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) MOE_KF(pack_tile_columns)(t, j);
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+    MOE_K(tile_fetch_share)(t, &lines);
+    MOE_KF(pack_tile_columns)(t, j);
+  }
 }

@@ -19,6 +19,17 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
   }
 }
 
+/* What is to be fetched meanwhile is fetched beside every pair; of columns that are walked in parts, a share before each
+   part, because beside their fewer products it would be in the way. */
+MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, moe_tile_lines_ *lines) {
+  const int wide = MOE_TILE_VECTORS * MOE_W;
+  for (int64_t p = (t->k + 1) / 2; p > 0 && wide < MOE_PANEL; p -= MOE_PANEL / wide)
+    moe_tile_fetch_(t, lines, MOE_PIECE_F32_);
+}
+MOE_INLINE void MOE_K(tile_fetch_beside)(const moe_tile_ *t, moe_tile_lines_ *lines) {
+  if (MOE_TILE_VECTORS * MOE_W == MOE_PANEL) moe_tile_fetch_(t, lines, MOE_PIECE_F32_);
+}
+
 /* Adds the rows' elements at `at` times b. */
 MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, const MOE_V(f) *b, int flush,
                                  MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
@@ -40,7 +51,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   int64_t at = 0;
   MOE_K(tile_begin)(rows, c + col, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
-    moe_tile_fetch_(t, &lines, MOE_PIECE_F32_);
+    MOE_K(tile_fetch_beside)(t, &lines);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_V(f) b[MOE_TILE_VECTORS];
@@ -58,7 +69,9 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
       for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush);
     return;
   }
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+    MOE_K(tile_fetch_share)(t, &lines);
     switch (t->rows) {
       case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
       case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
