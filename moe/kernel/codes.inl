@@ -106,14 +106,16 @@ MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ 
   const MOE_V(i) below = MOE_V(subi)(MOE_V(set1i)((f->first_normal + 127u) * 0x01010101u), magnitude);
   return MOE_V(ori)(above, below);
 }
-MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
-  return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
-}
 
 /* The same of 32 codes side by side: four in a lane or two, beside 0x40, which is within. Not for vectors of one. */
 MOE_INLINE MOE_V(i) MOE_K(outside_fp8_row)(const uint8_t *codes, const moe_element_format_ *f) {
   if (4 * MOE_W == 32) return MOE_K(outside_fp8)(MOE_V(loadi)(codes), f);
   return MOE_K(outside_fp8)(MOE_V(ori)(MOE_V(loadu16)(codes), MOE_V(set1i)(0x40400000u)), f);
+}
+
+/* Whether it says so of a code. */
+MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
+  return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
 }
 
 #if MOE_BF16_BY_MODE
@@ -122,7 +124,7 @@ MOE_INLINE int MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE
   const moe_element_format_ f = *s->format;
   MOE_V(i) outside = MOE_V(set1i)(0u);
   MOE_UNROLL
-  for (int i = 0; i < 16; i++) {
+  for (int i = 0; i < MOE_STREAM_VECTORS; i++) {
     const char *at = src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W;
     if (i % MOE_K(stream_vectors) == 0)
       outside = MOE_V(ori)(outside, MOE_K(outside_fp8_row)((const uint8_t *)at, &f));
@@ -141,8 +143,8 @@ MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const ch
    plain, begin at bit `at` of `scales`. */
 MOE_FN void MOE_K(stream_fp8_words)(const moe_stream_ *s, const MOE_V(i) *words, int64_t pitch, const MOE_V(i) *scales,
                                     int at, const moe_element_format_ *f, const float *x, float *c) {
-  MOE_V(f) b[16];
-  for (int i = 0; i < 16; i++) {
+  MOE_V(f) b[MOE_STREAM_VECTORS];
+  for (int i = 0; i < MOE_STREAM_VECTORS; i++) {
     const MOE_V(i) code = MOE_V(srlv)(words[i % 4 * pitch], MOE_V(set1i)((uint32_t)(i / 4 * 8)));
     const MOE_V(i) byte = MOE_V(andi)(MOE_V(srlv)(scales[i % 4], MOE_V(set1i)((uint32_t)at)), MOE_V(set1i)(255u));
     b[i] = MOE_V(mul)(MOE_K(fp8)(code, 0, f), MOE_V(castf)(MOE_V(slli)(byte, 23)));

@@ -120,7 +120,7 @@ MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, i
 MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_UNROLL
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < MOE_STREAM_VECTORS; i++)
     b[i] = MOE_VF(load)(src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W * size);
   return 1;
 }

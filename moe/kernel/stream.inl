@@ -13,7 +13,7 @@ MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k
 
 /* stream_deep rows of stream_wide columns. */
 MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
-  MOE_V(f) b[16];
+  MOE_V(f) b[MOE_STREAM_VECTORS];
   const int plain = MOE_KF(stream_load)(s, src, b);
   for (int q = 0; q < MOE_K(stream_deep); q++)
     for (int64_t i = 0; i < MOE_K(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)

@@ -4,16 +4,16 @@
 enum {
   MOE_KC(vectors) = 4, /* of columns: so many sums hide the latency of a product */
   MOE_KC(wide) = MOE_KC(vectors) * MOE_W,
-  MOE_KC(deep) = 4 /* codes of each column at a time */
+  MOE_KC(deep) = MOE_STREAM_VECTORS / MOE_KC(vectors) /* codes of each column at a time */
 };
 
 /* MOE_KC(deep) codes of every column, from bit `at` of its word on. */
 MOE_INLINE void MOE_KC(stream_step)(const moe_stream_ *s, const MOE_V(i) *words, const MOE_V(i) *byte, int at,
                                     const moe_element_format_ *format, const float *x, float *c) {
-  MOE_V(f) b[MOE_KC(deep) * MOE_KC(vectors)];
+  MOE_V(f) b[MOE_STREAM_VECTORS];
   if (MOE_CODES_BITS == 4) MOE_V(e2m1x4)(words, at, b);
   MOE_UNROLL
-  for (int i = 0; i < MOE_KC(deep) * MOE_KC(vectors); i++) {
+  for (int i = 0; i < MOE_STREAM_VECTORS; i++) {
     const int v = i % MOE_KC(vectors), q = i / MOE_KC(vectors);
     b[i] = MOE_CODES_BITS == 4 ? MOE_V(mul)(b[i], MOE_V(castf)(MOE_V(slli)(byte[v], 23)))
                                : MOE_K(plain_fp8)(words[v], at + q * 8, byte[v], format);

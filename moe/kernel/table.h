@@ -14,7 +14,8 @@ enum {
   MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
   MOE_PIECE_F32_ = 128, /* k that are multiplied at a time: 32 KiB of panel */
-  MOE_PIECE_PAIRS_ = 256
+  MOE_PIECE_PAIRS_ = 256,
+  MOE_STREAM_VECTORS = 16 /* vectors of columns that a stream converts before it multiplies them with all rows */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;

@@ -86,9 +86,9 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
 #if MOE_BF16_BY_MODE
-/* What a stream takes at a time: sixteen vectors, of half a panel's columns. */
+/* What a stream takes at a time: rows of half a panel's columns. */
 enum { MOE_K(stream_wide) = MOE_PANEL / 2, MOE_K(stream_vectors) = MOE_K(stream_wide) / MOE_W };
-enum { MOE_K(stream_deep) = 16 / MOE_K(stream_vectors) };
+enum { MOE_K(stream_deep) = MOE_STREAM_VECTORS / MOE_K(stream_vectors) };
 
 /* All rows of a stream (see moe_stream_) times `pairs` pairs of elements, of which k are there, of `vectors` vectors of
    columns: element q of vector v is b[q * vectors + v]. */
