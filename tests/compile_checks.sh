@@ -91,8 +91,8 @@ C
   [ -z "$extra" ] || { echo "defined, not declared: $extra" && return 1; }
 }
 
-# The CPU time of a compilation, less that of one of nothing, in seconds of a core that takes 1.08 s for `yardstick`, a
-# fixed file that the same compiler compiles in turns with it: a shared machine's speed differs from another's by a factor
+# The CPU time of a compilation, less that of one of nothing, in seconds of a core on which gcc takes 1.08 s for
+# `yardstick`, a fixed file that it compiles in turns with it: a shared machine's speed differs from another's by a factor
 # of two, and from minute to minute by a third.
 cpu_time() {
   python3 - "$work/yardstick.c" "$@" <<'P'
@@ -105,10 +105,11 @@ def measure(command):
     subprocess.run(command, check=True)
     return cpu() - start
 yardstick, limit, runs, source, baseline, *command = sys.argv[1:]
-costs, cores = [], [measure(command + [yardstick])]
+core = ["gcc", "-O2", "-c", yardstick, "-o", "/dev/null"]
+costs, cores = [], [measure(core)]
 for _ in range(int(runs)):
     costs.append(measure(command + [source]) - measure(command + [baseline]))
-    cores.append(measure(command + [yardstick]))
+    cores.append(measure(core))
 cost = statistics.mean(costs) / statistics.mean(cores) * 1.08
 print("%.3f s of %s s allowed (the yardstick takes %.2f s)" % (cost, limit, statistics.mean(cores)))
 sys.exit(cost > float(limit))
