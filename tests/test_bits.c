@@ -262,6 +262,7 @@ static void test_caller_modes(void **state) {
     struct problem reference, p;
     if (!moe_isa_supported(v.isa)) continue;
     assert_true(problem_open(&reference, &o, NULL, NULL) && problem_open(&p, &o, NULL, NULL));
+    assert_true(test_use_isa(MOE_ISA_SCALAR));
     run_variant(&reference, (struct variant){.isa = MOE_ISA_SCALAR, .threads = 1});
     assert_true(test_use_isa(v.isa));
     fesetround(rounding[i / 3 % 4]);
