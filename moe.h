@@ -154,9 +154,10 @@ int moe_isa_supported(moe_isa isa);    /* 1 when this CPU (and operating system)
 moe_isa moe_isa_active(void);          /* what the next call will use */
 
 /* Use `isa` or, where the CPU lacks it, the best one below it. Process-wide; not to be called while another thread is
-   inside the library. MOE_ERROR_INVALID_OPTION for an unknown value. Results do not change, only speed. Left alone, the
-   library takes the best, but multiplies bf16 by f32 fused multiply-adds where these are the quicker way to the same
-   bits (Intel's cores); moe_isa_limit(MOE_ISA_AVX512BF16) insists on the dot product. */
+   inside the library. MOE_ERROR_INVALID_OPTION for an unknown value. Results do not change, only speed and
+   the workspace needed. Left alone, the library takes the best, but multiplies bf16 by f32 fused multiply-adds where
+   these are the quicker way to the same bits (Intel's cores); moe_isa_limit(MOE_ISA_AVX512BF16) insists on the dot
+   product. */
 moe_status moe_isa_limit(moe_isa isa);
 
 /* -------------------------------------------------------------------------------------------------------- context */

@@ -2,5 +2,6 @@
 #undef MOE_ISA
 #undef MOE_VOCABULARY
 #undef MOE_TILE_VECTORS
+#undef MOE_PIECE_BYTES
 #undef MOE_MATH
 #undef MOE_BF16_BY_MODE

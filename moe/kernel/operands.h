@@ -65,7 +65,7 @@ typedef struct moe_right_ {
   moe_dtype dtype;
   int64_t group; /* bytes of 32 elements side by side */
   int64_t k, turn; /* turn: see above, or 0 */
-  /* Instead of dtype: makes elements [from, from+k), at most MOE_PIECE_F32_, of at most one panel's columns an f32
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_UNPACK_, of at most one panel's columns an f32
      panel, an odd k rounded up. In bf16 products all values must be bf16's, or subnormal. */
   void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
   const moe_element_format_ *format; /* (optional) What unpacks itself is rows of these codes, unscaled */
@@ -117,9 +117,9 @@ MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
 
 MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
                               int64_t k, char *panel) {
-  float piece[MOE_PIECE_F32_ * MOE_PANEL];
-  for (int64_t at = 0; at < k; at += MOE_PIECE_F32_) {
-    const int64_t n = moe_min_(MOE_PIECE_F32_, k - at);
+  float piece[MOE_UNPACK_ * MOE_PANEL];
+  for (int64_t at = 0; at < k; at += MOE_UNPACK_) {
+    const int64_t n = moe_min_(MOE_UNPACK_, k - at);
     char *to = panel + moe_panel_bytes_(kind, at);
     right->unpack(right, kernels, from + at, n, kind == MOE_PANEL_F32 ? (float *)(void *)to : piece);
     if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, piece, n);
@@ -162,7 +162,7 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
 }
 
 MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
-  return kernels->panel[product] == MOE_PANEL_F32 ? MOE_PIECE_F32_ : MOE_PIECE_PAIRS_;
+  return kernels->panel[product] == MOE_PANEL_F32 ? kernels->piece_bytes / 4 : kernels->piece_bytes / 2;
 }
 
 /* What a product reads first. */

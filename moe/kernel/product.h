@@ -14,9 +14,7 @@ enum {
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
 
-/* Bytes of a packed piece, of a row's part in it (of either kind), floats of one panel's products and of all. */
-#define MOE_PIECE_BYTES_           ((int64_t)MOE_PIECE_F32_ * MOE_PANEL * 4)
-#define MOE_PIECE_ROW_BYTES_       ((int64_t)MOE_PIECE_F32_ * 4)
+/* Floats of one panel's products and of all. */
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
 #define MOE_PRODUCTS_ALL_          (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
@@ -26,7 +24,7 @@ typedef struct moe_operands_ {
   const moe_left_ *left;
   const moe_right_ *right; /* at most moe_group_panels_ */
   float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
-  char *piece;             /* MOE_PIECE_BYTES_, unless the right operand is packed */
+  char *piece;             /* kernels->piece_bytes * MOE_PANEL bytes, unless the right operand is packed */
   const moe_ahead_ *next;  /* what will be read after this product, or NULL */
   const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
@@ -51,11 +49,11 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
                         char *to) {
   moe_rows_ part = moe_rows_from_(&m->left->place, first);
   part.base += from / 2 * m->left->step;
-  if (as_f32) m->kernels->load_rows[m->left->dtype]((float *)(void *)to, MOE_PIECE_F32_, &part, rows, n);
+  if (as_f32) m->kernels->load_rows[m->left->dtype]((float *)(void *)to, m->kernels->piece_bytes / 4, &part, rows, n);
   for (int64_t i = 0; i < rows && !as_f32; i++)
-    memcpy(to + i * MOE_PIECE_ROW_BYTES_, moe_row_(&part, i), (size_t)n * 2);
+    memcpy(to + i * m->kernels->piece_bytes, moe_row_(&part, i), (size_t)n * 2);
   for (int64_t i = 0; i < rows && n % 2; i++)
-    memset(to + i * MOE_PIECE_ROW_BYTES_ + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
+    memset(to + i * m->kernels->piece_bytes + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
 }
 
 /* A piece of k on its way: elements [from, from+n), then `more`. */
@@ -74,9 +72,9 @@ MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
 }
 
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
-MOE_INLINE void moe_piece_fetch_(const moe_left_ *left, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
-  const int64_t next = i + MOE_TILE_ROWS < left->rows ? i + MOE_TILE_ROWS : 0;
-  tile->soon = piece->gathered ? piece->gathered + next * MOE_PIECE_ROW_BYTES_ : (const char *)tile->panel;
+MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
+  const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
+  tile->soon = piece->gathered ? piece->gathered + next * m->kernels->piece_bytes : (const char *)tile->panel;
   if (!moe_ahead_step_(&piece->ahead, &tile->fetch) && !moe_ahead_step_(piece->into, &tile->fetch))
     moe_tile_idle_(tile);
 }
@@ -129,12 +127,12 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
-      tile.row[j] = piece->gathered ? piece->gathered + (i + j) * MOE_PIECE_ROW_BYTES_
+      tile.row[j] = piece->gathered ? piece->gathered + (i + j) * m->kernels->piece_bytes
                                     : moe_row_(&left->place, i + j) + piece->from / 2 * left->step;
     if (piece->gathered && !left->held && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
-                  piece->gathered + i * MOE_PIECE_ROW_BYTES_);
-    moe_piece_fetch_(left, piece, i, &tile);
+                  piece->gathered + i * m->kernels->piece_bytes);
+    moe_piece_fetch_(m, piece, i, &tile);
     if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece);
     multiply(&tile);
   }
@@ -143,7 +141,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
 /* All rows times a right operand that unpacks itself. */
 MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
-  const int64_t row = moe_ceil_div_(m->right->k, MOE_PIECE_F32_) * MOE_PIECE_F32_;
+  const int64_t size = m->kernels->piece_bytes / 4, row = moe_ceil_div_(m->right->k, size) * size;
   float *x = (float *)(void *)left->gathered;
   if (!left->held) m->kernels->load_rows[left->dtype](x, row, &left->place, left->rows, m->right->k);
   for (int64_t p = 0; p < moe_right_panels_(m->right); p++) {
@@ -168,7 +166,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     moe_stream_ s = {0};
     s.format = right.format;
     s.x = (const float *)(const void *)piece->gathered;
-    s.x_stride = MOE_PIECE_F32_;
+    s.x_stride = m->kernels->piece_bytes / 4;
     s.rows = left->rows;
     s.k = piece->n;
     for (int64_t part = 0; part < right.parts; part++) s.base[part] = right.base[part] + piece->from * right.stride;
@@ -187,9 +185,10 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
 }
 
 /* Where a piece of the rows, of `size` k each, lies gathered; NULL if the rows are in a panel. */
-MOE_FN char *moe_gathered_piece_(const moe_left_ *left, int64_t size, int64_t from) {
+MOE_FN char *moe_gathered_piece_(const moe_operands_ *m, int64_t size, int64_t from) {
+  const moe_left_ *left = m->left;
   if (moe_in_panel_(left)) return NULL;
-  return left->gathered + (left->keep ? from / size * left->rows * MOE_PIECE_ROW_BYTES_ : 0);
+  return left->gathered + (left->keep ? from / size * left->rows * m->kernels->piece_bytes : 0);
 }
 
 /* A few rows. */
@@ -200,9 +199,10 @@ MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
     moe_stream_whole_(m);
     return;
   }
-  for (int64_t from = 0; from < m->right->k; from += MOE_PIECE_F32_) {
-    moe_piece_at_ piece = {from, moe_min_(MOE_PIECE_F32_, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0};
-    piece.gathered = moe_gathered_piece_(m->left, MOE_PIECE_F32_, from);
+  const int64_t size = m->kernels->piece_bytes / 4;
+  for (int64_t from = 0; from < m->right->k; from += size) {
+    moe_piece_at_ piece = {from, moe_min_(size, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0};
+    piece.gathered = moe_gathered_piece_(m, size, from);
     if (!m->left->held) moe_gather_(m, 1, from, piece.n, 0, m->left->rows, piece.gathered);
     moe_stream_piece_(m, &piece);
   }
@@ -221,7 +221,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, panels * tiles, 0, 0};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    piece.gathered = moe_gathered_piece_(left, size, from);
+    piece.gathered = moe_gathered_piece_(m, size, from);
     if (piece.more > 0)
       piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
     else if (m->next)

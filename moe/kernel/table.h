@@ -13,8 +13,7 @@ enum {
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
-  MOE_PIECE_F32_ = 128, /* k that are multiplied at a time: 32 KiB of panel */
-  MOE_PIECE_PAIRS_ = 256,
+  MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16 /* vectors of columns that a stream converts before it multiplies them with all rows */
 };
 
@@ -106,8 +105,8 @@ typedef struct moe_numbers_ {
   int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
 
-/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i], if
-   there is an index. */
+/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
+   if there is an index. */
 typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
 typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
                                    int64_t n);
@@ -194,6 +193,7 @@ typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 typedef struct moe_kernels {
   moe_isa isa;
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
+  int64_t piece_bytes;                  /* bytes of a row that are multiplied at a time, whatever its type */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];

@@ -21,8 +21,8 @@ typedef struct moe_down_grad_ {
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
 
-/* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added to
-   the bias gradient. */
+/* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
+   to the bias gradient. */
 MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
                                 const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;

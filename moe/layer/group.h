@@ -44,15 +44,16 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* Bytes of rows of k elements, gathered; a few rows are gathered as float. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t piece = rows <= MOE_ROWS_FEW ? MOE_PIECE_F32_ : moe_piece_(&group->kernels, group->product);
-  return moe_mul3_(rows, moe_ceil_div_(k, piece), MOE_PIECE_ROW_BYTES_);
+  const moe_kernels *kernels = &group->kernels;
+  const int64_t piece = rows <= MOE_ROWS_FEW ? kernels->piece_bytes / 4 : moe_piece_(kernels, group->product);
+  return moe_mul3_(rows, moe_ceil_div_(k, piece), kernels->piece_bytes);
 }
 
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
   lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
-  lane.piece = (char *)moe_take_(arena, MOE_PIECE_BYTES_);
+  lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes * MOE_PANEL);
   lane.held = NULL;
   moe_arena_ product = *arena, grad = *arena; /* one or the other */
   lane.gathered = (char *)moe_take_(&product, group->gather_bytes);
@@ -69,8 +70,8 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
   moe_arena_ one = {NULL, 0};
   const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
   group->lanes = lanes;
-  group->gather_bytes =
-      moe_max_(MOE_ROWS_MAX * MOE_PIECE_ROW_BYTES_, whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_));
+  group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
+  group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes, group->gather_bytes);
   group->sum_floats = sum_floats;
   group->grad_x_bytes = grad_x_bytes;
   group->grad_y_bytes = grad_y_bytes;

@@ -29,8 +29,8 @@ MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
 MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
   const int64_t word = s->bits / 2;
-  const uint8_t *codes[MOE_PIECE_F32_], *scale[MOE_PIECE_F32_];
-  int shift[MOE_PIECE_F32_];
+  const uint8_t *codes[MOE_UNPACK_], *scale[MOE_UNPACK_];
+  int shift[MOE_UNPACK_];
   moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
   for (int64_t e = 0; e < p->elements; e++) {
     const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + e);
@@ -73,7 +73,7 @@ MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale)
 /* Forward. */
 MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
-  uint8_t scale[MOE_PIECE_F32_ / MOE_MX_GROUP_ * MOE_PANEL];
+  uint8_t scale[MOE_UNPACK_ / MOE_MX_GROUP_ * MOE_PANEL];
   if (moe_mx_is_nki_(s->layout)) {
     moe_patch_pack_words_(p, panel);
     return;

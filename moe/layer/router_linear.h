@@ -103,7 +103,7 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *
 enum {
   MOE_XT_ROWS_ = 2,    /* panels of x that one work item takes, at most */
   MOE_XT_COLUMNS_ = 4, /* panels of dz */
-  MOE_XT_PIECE_ = MOE_PIECE_F32_
+  MOE_XT_PIECE_ = 128  /* tokens at a time */
 };
 
 typedef struct moe_router_xt_ {
