@@ -71,6 +71,11 @@ MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
   tile->fetch.stride = tile->fetch.skip = 0;
 }
 
+/* How many lines a tile fetches beside k elements. */
+MOE_INLINE int64_t moe_tile_room_(const moe_kernels *kernels, int64_t k) {
+  return moe_max_(1, k / 2 / kernels->fetch_pairs);
+}
+
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
 MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
@@ -216,7 +221,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
-  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_max_(1, moe_min_(size, k) / 2));
+  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_tile_room_(m->kernels, moe_min_(size, k)));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, panels * tiles, 0, 0};
@@ -226,7 +231,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
       piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
     else if (m->next)
       piece.ahead = *m->next;
-    moe_ahead_pace_(&piece.ahead, panels * tiles, moe_max_(1, piece.n / 2));
+    moe_ahead_pace_(&piece.ahead, panels * tiles, moe_tile_room_(m->kernels, piece.n));
     for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p);
   }
 }

@@ -116,8 +116,8 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's element pairs lie `step` bytes apart, the second of a pair half a step after the first. For
-   every pair a line of `fetch` is fetched into the second-level cache, and into the first a line from `soon` on and a
-   share of the products behind c, which the next tile adds to. */
+   every `fetch_pairs` pairs of the table a line of `fetch` is fetched into the second-level cache; if that is every
+   pair, also into the first a line from `soon` on and a share of the products behind c, which the next tile adds to. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, step, k;
@@ -144,14 +144,18 @@ MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
   return lines;
 }
 
-/* One pair's, where pieces have `k` elements. */
-MOE_INLINE void moe_tile_fetch_(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t k) {
+MOE_INLINE void moe_tile_fetch_line_(const moe_tile_ *t, moe_tile_lines_ *lines) {
   __builtin_prefetch(lines->fetch, 0, 2);
   lines->fetch += t->fetch.stride;
   if (--lines->run == 0) {
     lines->fetch += t->fetch.skip;
     lines->run = t->fetch.run;
   }
+}
+
+/* All of one pair's, where pieces have `k` elements. */
+MOE_INLINE void moe_tile_fetch_(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t k) {
+  moe_tile_fetch_line_(t, lines);
   __builtin_prefetch(lines->soon, 0, 3);
   lines->soon += 64;
   __builtin_prefetch(lines->next, 0, 3);
@@ -194,6 +198,7 @@ typedef struct moe_kernels {
   moe_isa isa;
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
   int64_t piece_bytes;                  /* bytes of a row that are multiplied at a time, whatever its type */
+  int64_t fetch_pairs;                  /* see moe_tile_ */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];

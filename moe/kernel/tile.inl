@@ -19,15 +19,15 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
   }
 }
 
-/* What is to be fetched meanwhile is fetched beside every pair; of columns that are walked in parts, a share before
-   each part, because beside their fewer products it would be in the way. */
+/* What is to be fetched meanwhile is fetched beside every pair; of columns that are walked in parts, only what comes
+   from memory, a share before each part: beside their fewer products all of it would be in the way. */
+enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, moe_tile_lines_ *lines) {
-  const int wide = MOE_TILE_VECTORS * MOE_W;
-  for (int64_t p = (t->k + 1) / 2; p > 0 && wide < MOE_PANEL; p -= MOE_PANEL / wide)
-    moe_tile_fetch_(t, lines, MOE_PIECE_BYTES / 4);
+  const int parts = MOE_K(tile_parts);
+  for (int64_t p = (t->k + 1) / 2; p > 0 && parts > 1; p -= parts * parts) moe_tile_fetch_line_(t, lines);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(const moe_tile_ *t, moe_tile_lines_ *lines) {
-  if (MOE_TILE_VECTORS * MOE_W == MOE_PANEL) moe_tile_fetch_(t, lines, MOE_PIECE_BYTES / 4);
+  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(t, lines, MOE_PIECE_BYTES / 4);
 }
 
 /* Adds the rows' elements at `at` times b. */
