@@ -13,10 +13,10 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
 
 typedef struct moe_left_ {
   moe_rows_ place;    /* of each row's first element */
-  int64_t rows, step; /* bytes from a pair of elements to the next: see moe_tile_ */
+  int64_t rows;
   moe_dtype dtype;
-  /* Unless the rows are a packed panel's columns, room for them gathered: a piece of all rows after the other (`keep`),
-     or one piece at a time; `held`: all pieces are there already. */
+  /* Room for the rows gathered: a piece of all rows after the other (`keep`), or one piece at a time; `held`: all pieces
+     are there already. */
   char *gathered;
   int keep, held;
 } moe_left_;
@@ -27,27 +27,28 @@ MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t 
   const int64_t size = moe_dtype_bytes_(dtype);
   left->rows = count;
   left->dtype = dtype;
-  left->step = 2 * size;
   left->gathered = gathered;
   left->keep = left->held = 0;
   left->place = moe_rows_from_(rows, first);
   left->place.base += from * size;
 }
 
-/* The first `rows` columns of a packed panel as rows. */
-MOE_FN void moe_left_from_panel_(moe_left_ *left, moe_panel_kind_ kind, const void *panel, int64_t rows) {
+/* Rows that are gathered already, all pieces of them. */
+MOE_FN void moe_left_gathered_(moe_left_ *left, char *gathered, int64_t rows) {
+  memset(left, 0, sizeof *left);
   left->rows = rows;
-  left->dtype = kind == MOE_PANEL_F32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16;
-  left->step = kind == MOE_PANEL_F32 ? 2 * MOE_PANEL * 4 : MOE_PANEL * 4;
-  left->gathered = NULL;
-  left->keep = left->held = 0;
-  left->place = (moe_rows_){(const char *)panel, 4, NULL};
+  left->gathered = gathered;
+  left->keep = left->held = 1;
 }
 
-/* Whether the rows are a packed panel's columns, which the tile reads where they lie. Other rows are gathered even
-   where they need no conversion: side by side they are fetched ahead of the tile, and do not crowd a few sets of the
-   cache. */
-MOE_FN int moe_in_panel_(const moe_left_ *left) { return left->step > 8; }
+/* n columns of a panel of k as rows, `pitch` bytes apart and with room for 64: the panel is read, and the rows are
+   written, a vector beyond. */
+MOE_FN void moe_turn_panel_(const moe_kernels *kernels, moe_panel_kind_ kind, const char *panel, int64_t k, int64_t n,
+                            char *rows, int64_t pitch) {
+  const int64_t words = kind == MOE_PANEL_F32 ? moe_even_(k) : moe_even_(k) / 2;
+  for (int64_t at = 0; at < words; at += MOE_PANEL)
+    kernels->transpose_tile(rows + at * 4, pitch / 4, panel + at * MOE_PANEL * 4, moe_min_(MOE_PANEL, words - at), n);
+}
 
 /* ---------------------------------------------------------------------------------------------------- right operand */
 

@@ -4,13 +4,13 @@
 /* Columns [col, col + MOE_TILE_VECTORS * MOE_W) of MOE_TILE_ROWS rows times what becomes the panel on the way. */
 MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS], b[MOE_TILE_VECTORS];
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, step = t->step, stride = t->stride;
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride;
   float *panel = t->packed + col;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
   int64_t at = 0;
   MOE_K(tile_begin)(MOE_TILE_ROWS, t->c + col, t->add, acc);
-  for (int64_t p = t->k / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+  for (int64_t p = t->k / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(t, &lines);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
@@ -19,7 +19,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
         b[j] = MOE_VF(load)(src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride);
         MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
       }
-      MOE_K(tile_step)(MOE_TILE_ROWS, t->row, at + odd * step / 2, b, 0, acc);
+      MOE_K(tile_step)(MOE_TILE_ROWS, t->row, at + odd * 4, b, 0, acc);
     }
     src[0] += 2 * stride;
     src[1] += 2 * stride;

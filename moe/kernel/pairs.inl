@@ -91,7 +91,7 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += t->step, panel += MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
     moe_tile_fetch_(t, &lines, MOE_PIECE_BYTES / 2);
     MOE_K(tile_pair)(rows, t->row, at, panel, acc);
   }

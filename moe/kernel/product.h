@@ -32,7 +32,7 @@ typedef struct moe_operands_ {
 /* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them
    whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  if (left->rows > MOE_ROWS_FEW || moe_in_panel_(left)) return 0;
+  if (left->rows > MOE_ROWS_FEW) return 0;
   if (right->format) return kernels->stream_fp8 != NULL;
   if (right->unpack) return right->stream && left->keep && kernels->stream_codes[0];
   return !right->panel && !right->transposed && kernels->stream[right->dtype] && left->rows <= MOE_ROWS_FEW_PLAIN;
@@ -48,7 +48,7 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
 MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, int64_t first, int64_t rows,
                         char *to) {
   moe_rows_ part = moe_rows_from_(&m->left->place, first);
-  part.base += from / 2 * m->left->step;
+  part.base += from * moe_dtype_bytes_(m->left->dtype);
   if (as_f32) m->kernels->load_rows[m->left->dtype]((float *)(void *)to, m->kernels->piece_bytes / 4, &part, rows, n);
   for (int64_t i = 0; i < rows && !as_f32; i++)
     memcpy(to + i * m->kernels->piece_bytes, moe_row_(&part, i), (size_t)n * 2);
@@ -59,7 +59,7 @@ MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  char *gathered; /* or NULL: the rows are in a panel */
+  char *gathered;
   moe_ahead_ ahead, *into;
   int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
 } moe_piece_at_;
@@ -79,7 +79,7 @@ MOE_INLINE int64_t moe_tile_room_(const moe_kernels *kernels, int64_t k) {
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
 MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
-  tile->soon = piece->gathered ? piece->gathered + next * m->kernels->piece_bytes : (const char *)tile->panel;
+  tile->soon = piece->gathered + next * m->kernels->piece_bytes;
   if (!moe_ahead_step_(&piece->ahead, &tile->fetch) && !moe_ahead_step_(piece->into, &tile->fetch))
     moe_tile_idle_(tile);
 }
@@ -87,10 +87,10 @@ MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, i
 /* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
    piece's tiles. Inlined: see moe_ahead_fetch_. */
 MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, moe_piece_at_ *piece) {
-  const int64_t begin = (piece->from + piece->n) / 2 * left->step, bytes = piece->more / 2 * left->step;
+  const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;
   for (piece->due += left->rows; piece->due >= piece->tiles && piece->row < left->rows; piece->due -= piece->tiles) {
     const char *row = moe_row_(&left->place, piece->row++) + begin;
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+    for (int64_t at = 0; at < piece->more * size; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
 }
 
@@ -118,7 +118,6 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_fn_ multiply = m->kernels->tile[m->product];
   moe_tile_ tile;
-  tile.step = moe_in_panel_(left) ? left->step : kind == MOE_PANEL_F32 ? 8 : 4;
   tile.k = piece->n;
   tile.panel = one.panel ? one.panel + moe_panel_bytes_(kind, piece->from) : m->piece;
   tile.add = piece->from > 0;
@@ -132,13 +131,12 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
-      tile.row[j] = piece->gathered ? piece->gathered + (i + j) * m->kernels->piece_bytes
-                                    : moe_row_(&left->place, i + j) + piece->from / 2 * left->step;
-    if (piece->gathered && !left->held && p == 0)
+      tile.row[j] = piece->gathered + (i + j) * m->kernels->piece_bytes;
+    if (!left->held && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
                   piece->gathered + i * m->kernels->piece_bytes);
     moe_piece_fetch_(m, piece, i, &tile);
-    if (piece->gathered && !left->held && piece->more > 0) moe_fetch_rows_(left, piece);
+    if (!left->held && piece->more > 0) moe_fetch_rows_(left, piece);
     multiply(&tile);
   }
 }
@@ -189,10 +187,9 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
 }
 
-/* Where a piece of the rows, of `size` k each, lies gathered; NULL if the rows are in a panel. */
+/* Where a piece of the rows, of `size` k each, lies gathered. */
 MOE_FN char *moe_gathered_piece_(const moe_operands_ *m, int64_t size, int64_t from) {
   const moe_left_ *left = m->left;
-  if (moe_in_panel_(left)) return NULL;
   return left->gathered + (left->keep ? from / size * left->rows * m->kernels->piece_bytes : 0);
 }
 

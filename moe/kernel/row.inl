@@ -94,9 +94,9 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
   }
 }
 
-/* dst[j][i] = src[i][j] for i < rows, j < cols, both at most 64 and rows 64 apart; whole vectors are moved, so up to a
-   vector more of both is read and written. */
-MOE_FN void MOE_K(transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols) {
+/* dst[j][i] = src[i][j] for i < rows, j < cols, both at most 64; rows of src are 64 apart, of dst `pitch`. Whole vectors
+   are moved, so up to a vector more of both is read and written. */
+MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t pitch, const void *src, int64_t rows, int64_t cols) {
   uint32_t *d = (uint32_t *)dst;
   const uint32_t *s = (const uint32_t *)src;
   for (int64_t i = 0; i < rows; i += MOE_W)
@@ -106,6 +106,6 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, const void *src, int64_t rows, int6
       for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + (i + r) * MOE_PANEL + j);
       MOE_V(transpose)(square);
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + (j + r) * MOE_PANEL + i, square[r]);
+      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + (j + r) * pitch + i, square[r]);
     }
 }

@@ -115,12 +115,11 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 /* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
-   row i * panel. A row's element pairs lie `step` bytes apart, the second of a pair half a step after the first. For
-   every `fetch_pairs` pairs of the table a line of `fetch` is fetched into the second-level cache; if that is every
+   row i * panel. A row's elements lie side by side, of the panel's type. For every `fetch_pairs` pairs of the table a line of `fetch` is fetched into the second-level cache; if that is every
    pair, also into the first a line from `soon` on and a share of the products behind c, which the next tile adds to. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
-  int64_t rows, step, k;
+  int64_t rows, k;
   const void *panel;
   float *c;
   int add; /* 0: c starts at +0 */
@@ -239,7 +238,8 @@ typedef struct moe_kernels {
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
   void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
-  void (*transpose_tile)(void *dst, const void *src, int64_t rows, int64_t cols); /* 32-bit words, tiles of 64 x 64 */
+  /* 32-bit words: at most 64 x 64, src 64 apart, dst `pitch` */
+  void (*transpose_tile)(void *dst, int64_t pitch, const void *src, int64_t rows, int64_t cols);
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */

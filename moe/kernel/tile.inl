@@ -46,18 +46,17 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
                                     int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
-  const int64_t step = t->step, half = step / 2;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
   MOE_K(tile_begin)(rows, c + col, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += step, panel += 2 * MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(t, &lines);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_V(f) b[MOE_TILE_VECTORS];
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
-      MOE_K(tile_step)(rows, row, at + odd * half, b, flush, acc);
+      MOE_K(tile_step)(rows, row, at + odd * 4, b, flush, acc);
     }
   }
   MOE_K(tile_end)(rows, c + col, acc);

@@ -23,7 +23,7 @@ typedef struct moe_lane_ {
   char *gathered; /* see moe_left_ */
   moe_held_ *held;
   float *sum;            /* partial outputs, or a column of T */
-  char *grad_x, *grad_y; /* packed operands of weight gradients, where `gathered` and `sum` are otherwise */
+  char *grad_x, *grad_y; /* rows and panels of weight gradients, where `gathered` and `sum` are otherwise */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {

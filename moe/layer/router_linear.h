@@ -118,7 +118,7 @@ typedef struct moe_router_xt_ {
   int64_t panels; /* of x, per work item */
 } moe_router_xt_;
 
-/* A lane's memory: products, and the packed piece of x and of dz. */
+/* A lane's memory: products, a piece of x as rows, and a packed piece, of x on the way and of dz. */
 MOE_FN int64_t moe_router_xt_bytes_(void) {
   return (MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * MOE_PANEL + (MOE_XT_ROWS_ + 1) * MOE_XT_PIECE_) * MOE_PANEL * 4;
 }
@@ -127,12 +127,9 @@ MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
   return moe_ceil_div_(g->H, g->panels * MOE_PANEL) * moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_PANEL);
 }
 
-/* c += x^T dz over tokens [t, t+n) for one pair of packed panels. */
+/* c += x^T dz over n tokens for 64 columns of both: those of x as rows, of dz packed. */
 MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, const float *dz, int64_t n, float *c) {
-  moe_left_ left;
-  moe_left_from_panel_(&left, MOE_PANEL_F32, x, MOE_PANEL);
   moe_tile_ tile;
-  tile.step = left.step;
   tile.k = n;
   tile.panel = dz;
   tile.add = 1;
@@ -141,7 +138,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
-    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = moe_row_(&left.place, i + j);
+    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = (const char *)(x + (i + j) * MOE_XT_PIECE_);
     kernels->tile[MOE_PRODUCT_F32](&tile);
   }
 }
@@ -170,8 +167,9 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
     const int64_t n = moe_min_(MOE_XT_PIECE_, g->T - t);
     for (int64_t i = 0; i < rows; i += MOE_PANEL) {
       const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
-      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](x + i / MOE_PANEL * piece, 0, MOE_PANEL, &source, n,
-                                                     moe_min_(MOE_PANEL, rows - i));
+      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, rows - i));
+      moe_turn_panel_(g->kernels, MOE_PANEL_F32, (const char *)dz, n, MOE_PANEL, (char *)(x + i / MOE_PANEL * piece),
+                      MOE_XT_PIECE_ * 4);
     }
     for (int64_t j = 0; j < columns; j += MOE_PANEL) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};

@@ -29,6 +29,11 @@ MOE_FN int64_t moe_weight_grad_panel_bytes_(const moe_group_ *group, int64_t row
   return moe_panel_bytes_(group->panel, moe_add_(most, MOE_GRAD_PANELS)); /* each panel may round its rows up to even */
 }
 
+MOE_FN int64_t moe_weight_grad_rows_bytes_(const moe_group_ *group, int64_t rows) {
+  const int64_t pieces = moe_ceil_div_(rows, moe_piece_(&group->kernels, group->product));
+  return moe_mul3_(pieces, MOE_PANEL, group->kernels.piece_bytes);
+}
+
 MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
   return stage->output ? stage->group->E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
 }
@@ -41,20 +46,40 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
   return part;
 }
 
-/* n <= 64 of these columns as a packed panel. */
-MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
-                                  int64_t expert, int64_t from, int64_t n, char *panel) {
-  const moe_group_ *group = stage->group;
-  const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  const moe_mx_round_ *round = operand == &stage->x ? stage->x_round : stage->y_round;
-  const int64_t rows = moe_group_rows_(group, expert);
+/* n <= 64 columns of rows, rounded or not, as a packed panel. */
+MOE_FN void moe_weight_grad_pack_(const moe_group_ *group, const moe_mx_round_ *round, const moe_rows_ *rows,
+                                  moe_dtype dtype, int64_t count, int64_t n, char *panel) {
   if (round)
-    moe_mx_round_rows_(&group->kernels, round, &part, dtype, rows, n, group->panel, panel);
+    moe_mx_round_rows_(&group->kernels, round, rows, dtype, count, n, group->panel, panel);
   else
-    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, &part, rows, n);
+    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, rows, count, n);
 }
 
-/* The memory moe_weight_grad_pack_ will read, for n columns. */
+/* n <= 64 columns of y as a panel. */
+MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert, int64_t from, int64_t n,
+                                   char *panel) {
+  const moe_rows_ part = moe_weight_grad_part_(stage, &stage->y, stage->y_dtype, expert, from);
+  moe_weight_grad_pack_(stage->group, stage->y_round, &part, stage->y_dtype, moe_group_rows_(stage->group, expert), n,
+                        panel);
+}
+
+/* n <= 64 columns of x as gathered rows, by way of panels. */
+MOE_FN void moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t from,
+                                  int64_t n, moe_left_ *left) {
+  const moe_group_ *group = stage->group;
+  const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, expert, from);
+  const int64_t rows = moe_group_rows_(group, expert), size = moe_piece_(&group->kernels, group->product);
+  char *to = lane->grad_x;
+  for (int64_t at = 0; at < rows; at += size, to += n * group->kernels.piece_bytes) {
+    const moe_rows_ part = moe_rows_from_(&all, at);
+    const int64_t k = moe_min_(size, rows - at);
+    moe_weight_grad_pack_(group, stage->x_round, &part, stage->x_dtype, k, n, lane->piece);
+    moe_turn_panel_(&group->kernels, group->panel, lane->piece, k, n, to, group->kernels.piece_bytes);
+  }
+  moe_left_gathered_(left, lane->grad_x, n);
+}
+
+/* The memory these will read, for n columns. */
 MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
                                          int64_t expert, int64_t from, int64_t n) {
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
@@ -91,16 +116,15 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
   const int64_t rows = group->first[expert + 1] - group->first[expert], bytes = moe_panel_bytes_(group->panel, rows);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
-    moe_weight_grad_pack_(stage, &stage->y, stage->y_dtype, expert, stage->blank + at,
-                          moe_min_(MOE_PANEL, stage->n - at), lane->grad_y + j * bytes);
+    moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at),
+                           lane->grad_y + j * bytes);
   }
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
     const int64_t count = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
     const moe_ahead_ ahead =
         more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
     moe_left_ left;
-    moe_weight_grad_pack_(stage, &stage->x, stage->x_dtype, expert, m0, count, lane->grad_x);
-    moe_left_from_panel_(&left, group->panel, lane->grad_x, count);
+    moe_weight_grad_left_(stage, lane, expert, m0, count, &left);
     for (int64_t j = 0; j < panels; j++) {
       const int64_t at = n0 + j * MOE_PANEL;
       const moe_right_ right = moe_right_panel_(lane->grad_y + j * bytes, moe_even_(rows));
