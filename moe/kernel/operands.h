@@ -12,33 +12,31 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
 /* ----------------------------------------------------------------------------------------------------- left operand */
 
 typedef struct moe_left_ {
-  moe_rows_ place;    /* of each row's first element */
+  moe_rows_ place; /* of each row's first element */
   int64_t rows;
   moe_dtype dtype;
   /* Room for the rows gathered: a piece of all rows after the other (`keep`), or one piece at a time; `held`: all pieces
      are there already. */
   char *gathered;
   int keep, held;
+  /* Instead of place and dtype: makes elements [from, from+k) of all rows a gathered piece. `room`: for a piece of a
+     panel. */
+  void (*gather)(const struct moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
+                 char *room);
+  const void *source; /* what this needs: the tensor, */
+  int64_t expert, column; /*   whose rows, and the first column */
 } moe_left_;
 
 /* Rows [first, first+count) of a matrix, from element `from` on. */
 MOE_FN void moe_left_from_rows_(moe_left_ *left, const moe_rows_ *rows, int64_t first, int64_t count, moe_dtype dtype,
                                 int64_t from, char *gathered) {
   const int64_t size = moe_dtype_bytes_(dtype);
+  memset(left, 0, sizeof *left);
   left->rows = count;
   left->dtype = dtype;
   left->gathered = gathered;
-  left->keep = left->held = 0;
   left->place = moe_rows_from_(rows, first);
   left->place.base += from * size;
-}
-
-/* Rows that are gathered already, all pieces of them. */
-MOE_FN void moe_left_gathered_(moe_left_ *left, char *gathered, int64_t rows) {
-  memset(left, 0, sizeof *left);
-  left->rows = rows;
-  left->gathered = gathered;
-  left->keep = left->held = 1;
 }
 
 /* n columns of a panel of k as rows, `pitch` bytes apart and with room for 64: the panel is read, and the rows are
@@ -105,13 +103,14 @@ MOE_FN moe_right_ moe_right_transposed_(const char *base, int64_t stride, int64_
   return right;
 }
 
-/* One packed panel in cache. */
-MOE_FN moe_right_ moe_right_panel_(const void *panel, int64_t k) {
+/* n columns in packed panels of `bytes` each, in cache. */
+MOE_FN moe_right_ moe_right_packed_(const void *first, int64_t bytes, int64_t n, int64_t k) {
   moe_right_ right = {0};
-  right.panel = (const char *)panel;
+  right.panel = (const char *)first;
+  right.panel_bytes = bytes;
   right.in_cache = 1;
   right.parts = 1;
-  right.n = MOE_PANEL;
+  right.n = n;
   right.k = k;
   return right;
 }

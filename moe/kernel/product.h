@@ -24,7 +24,7 @@ typedef struct moe_operands_ {
   const moe_left_ *left;
   const moe_right_ *right; /* at most moe_group_panels_ */
   float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
-  char *piece;             /* kernels->piece_bytes * MOE_PANEL bytes, unless the right operand is packed */
+  char *piece;             /* kernels->piece_bytes * MOE_PANEL bytes, unless both operands are as the tile takes them */
   const moe_ahead_ *next;  /* what will be read after this product, or NULL */
   const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
@@ -132,11 +132,11 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] = piece->gathered + (i + j) * m->kernels->piece_bytes;
-    if (!left->held && p == 0)
+    if (!left->held && !left->gather && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
                   piece->gathered + i * m->kernels->piece_bytes);
     moe_piece_fetch_(m, piece, i, &tile);
-    if (!left->held && piece->more > 0) moe_fetch_rows_(left, piece);
+    if (!left->held && !left->gather && piece->more > 0) moe_fetch_rows_(left, piece);
     multiply(&tile);
   }
 }
@@ -229,6 +229,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     else if (m->next)
       piece.ahead = *m->next;
     moe_ahead_pace_(&piece.ahead, panels * tiles, moe_tile_room_(m->kernels, piece.n));
+    if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
     for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p);
   }
 }

@@ -94,8 +94,8 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
   }
 }
 
-/* dst[j][i] = src[i][j] for i < rows, j < cols, both at most 64; rows of src are 64 apart, of dst `pitch`. Whole vectors
-   are moved, so up to a vector more of both is read and written. */
+/* dst[j][i] = src[i][j] for i < rows, j < cols, both at most 64; rows of src are 64 apart, of dst `pitch`. Whole
+   vectors are moved, so up to a vector more of both is read and written. */
 MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t pitch, const void *src, int64_t rows, int64_t cols) {
   uint32_t *d = (uint32_t *)dst;
   const uint32_t *s = (const uint32_t *)src;

@@ -115,8 +115,9 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 /* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
 typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
-   row i * panel. A row's elements lie side by side, of the panel's type. For every `fetch_pairs` pairs of the table a line of `fetch` is fetched into the second-level cache; if that is every
-   pair, also into the first a line from `soon` on and a share of the products behind c, which the next tile adds to. */
+   row i * panel. A row's elements lie side by side, of the panel's type. For every `fetch_pairs` pairs (the table's) a
+   line of `fetch` is fetched into the second-level cache; if that is every pair, also into the first a line from `soon`
+   on and a share of the products behind c, which the next tile adds to. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, k;

@@ -30,7 +30,7 @@ typedef struct moe_combine_ {
 } moe_combine_;
 
 /* Outputs that a lane sums up at a time: those of a chunk of tokens and of some panels. */
-enum { MOE_COMBINE_FLOATS = 1 << 19 };
+enum { MOE_COMBINE_FLOATS = 1 << 18 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
 MOE_FN int64_t moe_combine_panels_max_(const moe_blockwise_ *call) {

@@ -11,7 +11,7 @@ typedef struct moe_group_ {
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, gather_bytes, sum_floats, grad_x_bytes, grad_y_bytes;
+  int64_t lane_bytes, gather_bytes, sum_bytes;
 } moe_group_;
 
 enum { MOE_GATHER_BYTES_ = 1 << 19 }; /* rows gathered whole, at most: beside the products they stay in cache */
@@ -22,8 +22,8 @@ typedef struct moe_lane_ {
   char *piece;    /* see moe_operands_ */
   char *gathered; /* see moe_left_ */
   moe_held_ *held;
-  float *sum;            /* partial outputs, or a column of T */
-  char *grad_x, *grad_y; /* rows and panels of weight gradients, where `gathered` and `sum` are otherwise */
+  float *sum; /* partial outputs, a column of T or, for weight gradients, */
+  char *grad; /*   panels in the same place */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
@@ -55,26 +55,21 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
   lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes * MOE_PANEL);
   lane.held = NULL;
-  moe_arena_ product = *arena, grad = *arena; /* one or the other */
-  lane.gathered = (char *)moe_take_(&product, group->gather_bytes);
-  lane.sum = (float *)moe_take_(&product, moe_mul_(group->sum_floats, 4));
-  lane.grad_x = (char *)moe_take_(&grad, group->grad_x_bytes);
-  lane.grad_y = (char *)moe_take_(&grad, group->grad_y_bytes);
-  arena->used = product.used < 0 || grad.used < 0 ? -1 : moe_max_(product.used, grad.used);
+  lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
+  lane.sum = (float *)moe_take_(arena, group->sum_bytes);
+  lane.grad = (char *)lane.sum;
   return lane;
 }
 
 /* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds. */
 MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k,
-                              int64_t sum_floats, int64_t grad_x_bytes, int64_t grad_y_bytes) {
+                              int64_t sum_floats, int64_t grad_bytes) {
   moe_arena_ one = {NULL, 0};
-  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
+  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k), sum = moe_mul_(sum_floats, 4);
   group->lanes = lanes;
   group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
   group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes, group->gather_bytes);
-  group->sum_floats = sum_floats;
-  group->grad_x_bytes = grad_x_bytes;
-  group->grad_y_bytes = grad_y_bytes;
+  group->sum_bytes = sum < 0 || grad_bytes < 0 ? -1 : moe_max_(sum, grad_bytes);
   moe_lane_layout_(group, &one);
   group->lane_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));

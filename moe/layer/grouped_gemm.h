@@ -175,7 +175,6 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
   moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g), 0,
-                    dw ? moe_weight_grad_rows_bytes_(&g->group, g->total) : 0,
                     dw ? moe_weight_grad_panel_bytes_(&g->group, g->total) : 0);
 }
 

@@ -84,12 +84,12 @@ MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64
 
 MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c) {
   const moe_router_weight_ *w = p->weight;
-  const int64_t columns = moe_router_weight_columns_(w), width = MOE_PANELS_MAX * MOE_PANEL;
+  const int64_t columns = moe_router_weight_columns_(w), k = moe_router_weight_depth_(w);
+  const int64_t width = MOE_PANELS_MAX * MOE_PANEL;
   for (int64_t at = 0; at < columns; at += width) {
     const int64_t end = moe_min_(columns, at + width);
-    moe_right_ right = moe_right_panel_(moe_router_panel_(w, at / MOE_PANEL), moe_router_weight_depth_(w));
-    right.panel_bytes = moe_panel_bytes_(MOE_PANEL_F32, right.k);
-    right.n = end - at;
+    const moe_right_ right =
+        moe_right_packed_(moe_router_panel_(w, at / MOE_PANEL), moe_panel_bytes_(MOE_PANEL_F32, k), end - at, k);
     const moe_operands_ product = {w->kernels, MOE_PRODUCT_F32, left, &right, c, NULL, NULL, NULL};
     moe_multiply_(&product);
     for (int64_t j = at; j < end; j += MOE_PANEL)

@@ -29,11 +29,6 @@ MOE_FN int64_t moe_weight_grad_panel_bytes_(const moe_group_ *group, int64_t row
   return moe_panel_bytes_(group->panel, moe_add_(most, MOE_GRAD_PANELS)); /* each panel may round its rows up to even */
 }
 
-MOE_FN int64_t moe_weight_grad_rows_bytes_(const moe_group_ *group, int64_t rows) {
-  const int64_t pieces = moe_ceil_div_(rows, moe_piece_(&group->kernels, group->product));
-  return moe_mul3_(pieces, MOE_PANEL, group->kernels.piece_bytes);
-}
-
 MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
   return stage->output ? stage->group->E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
 }
@@ -63,20 +58,28 @@ MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert
                         panel);
 }
 
-/* n <= 64 columns of x as gathered rows, by way of panels. */
-MOE_FN void moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t from,
-                                  int64_t n, moe_left_ *left) {
-  const moe_group_ *group = stage->group;
-  const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, expert, from);
-  const int64_t rows = moe_group_rows_(group, expert), size = moe_piece_(&group->kernels, group->product);
-  char *to = lane->grad_x;
-  for (int64_t at = 0; at < rows; at += size, to += n * group->kernels.piece_bytes) {
-    const moe_rows_ part = moe_rows_from_(&all, at);
-    const int64_t k = moe_min_(size, rows - at);
-    moe_weight_grad_pack_(group, stage->x_round, &part, stage->x_dtype, k, n, lane->piece);
-    moe_turn_panel_(&group->kernels, group->panel, lane->piece, k, n, to, group->kernels.piece_bytes);
-  }
-  moe_left_gathered_(left, lane->grad_x, n);
+/* Columns of x as rows of a product, by way of a panel; rounded as everywhere, not in the product's mode. */
+MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k,
+                                    char *to, char *room) {
+  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
+  const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, left->expert, left->column);
+  const moe_rows_ part = moe_rows_from_(&all, from);
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, k, left->rows, room);
+  moe_turn_panel_(kernels, stage->group->panel, room, k, left->rows, to, kernels->piece_bytes);
+  moe_fpenv_leave_(saved);
+}
+
+MOE_FN moe_left_ moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert,
+                                       int64_t from, int64_t n) {
+  moe_left_ left = {0};
+  left.rows = n;
+  left.gathered = lane->gathered;
+  left.gather = moe_weight_grad_gather_;
+  left.source = stage;
+  left.expert = expert;
+  left.column = from;
+  return left;
 }
 
 /* The memory these will read, for n columns. */
@@ -92,12 +95,12 @@ MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, 
          ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
 }
 
-/* dW rows [m0, m0+rows) x 64 columns at n0. */
+/* dW rows [m0, m0+rows) x `panels` panels' columns at n0. */
 MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
-                                          int64_t n0) {
+                                          int64_t n0, int64_t panels) {
   const int64_t size = moe_dtype_bytes_(stage->dtype);
   return moe_ahead_rows_(moe_weight_grad_at_(stage, expert, m0, n0), NULL, NULL, (stage->blank + stage->n) * size, rows,
-                         moe_min_(MOE_PANEL, stage->n - n0) * size);
+                         moe_min_(panels * MOE_PANEL, stage->n - n0) * size);
 }
 
 /* The same from the products in c. */
@@ -117,21 +120,20 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at),
-                           lane->grad_y + j * bytes);
+                           lane->grad + j * bytes);
   }
+  const moe_right_ right = moe_right_packed_(lane->grad, bytes, panels * MOE_PANEL, rows);
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
     const int64_t count = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
     const moe_ahead_ ahead =
         more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
-    moe_left_ left;
-    moe_weight_grad_left_(stage, lane, expert, m0, count, &left);
-    for (int64_t j = 0; j < panels; j++) {
-      const int64_t at = n0 + j * MOE_PANEL;
-      const moe_right_ right = moe_right_panel_(lane->grad_y + j * bytes, moe_even_(rows));
-      const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, count, at);
-      moe_lane_multiply_(group, lane, &left, &right, j == panels - 1 ? &ahead : NULL, &into);
-      moe_weight_grad_store_(stage, expert, m0, count, at, moe_min_(MOE_PANEL, stage->n - at), lane->c);
-    }
+    const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, count, n0, panels);
+    moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, count);
+    moe_lane_multiply_(group, lane, &left, &right, &ahead, &into);
+    for (int64_t j = 0; j < panels; j++)
+      moe_weight_grad_store_(stage, expert, m0, count, n0 + j * MOE_PANEL,
+                             moe_min_(MOE_PANEL, stage->n - n0 - j * MOE_PANEL),
+                             lane->c + j * MOE_PRODUCTS_FLOATS_(count));
   }
 }
 
