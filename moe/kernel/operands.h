@@ -15,15 +15,15 @@ typedef struct moe_left_ {
   moe_rows_ place; /* of each row's first element */
   int64_t rows;
   moe_dtype dtype;
-  /* Room for the rows gathered: a piece of all rows after the other (`keep`), or one piece at a time; `held`: all pieces
-     are there already. */
+  /* Room for the rows gathered: a piece of all rows after the other (`keep`), or one piece at a time; `held`: all
+     pieces are there already. */
   char *gathered;
   int keep, held;
   /* Instead of place and dtype: makes elements [from, from+k) of all rows a gathered piece. `room`: for a piece of a
      panel. */
   void (*gather)(const struct moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
                  char *room);
-  const void *source; /* what this needs: the tensor, */
+  const void *source;     /* what this needs: the tensor, */
   int64_t expert, column; /*   whose rows, and the first column */
 } moe_left_;
 

@@ -3,8 +3,7 @@
    A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of which product.h
    gathers a cache-sized piece at a time from where they lie. Panels come in two kinds:
      MOE_PANEL_F32    float [K][64], K rounded up to even
-     MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs
-   A packed panel can also serve as A^T: its columns are rows whose elements lie a panel row apart. */
+     MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs */
 #ifndef MOE_KERNEL_TABLE_H
 #define MOE_KERNEL_TABLE_H
 
