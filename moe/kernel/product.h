@@ -115,6 +115,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   const moe_right_ one = moe_right_part_(m->right, p, 1);
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_left_ *left = m->left;
+  const int gathers = !left->held && !left->gather;
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_fn_ multiply = m->kernels->tile[m->product];
   moe_tile_ tile;
@@ -132,11 +133,11 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     for (int64_t j = 0; j < tile.rows; j++)
       tile.row[j] = piece->gathered + (i + j) * m->kernels->piece_bytes;
-    if (!left->held && !left->gather && p == 0)
+    if (gathers && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
                   piece->gathered + i * m->kernels->piece_bytes);
     moe_piece_fetch_(m, piece, i, &tile);
-    if (!left->held && !left->gather && piece->more > 0) moe_fetch_rows_(left, piece);
+    if (gathers && piece->more > 0) moe_fetch_rows_(left, piece);
     multiply(&tile);
   }
 }

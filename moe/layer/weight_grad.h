@@ -87,7 +87,7 @@ MOE_FN moe_left_ moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_
 MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
                                          int64_t expert, int64_t from, int64_t n) {
   const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
+  const int64_t rows = moe_group_rows_(stage->group, expert);
   return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
@@ -117,7 +117,7 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
                                      int64_t panels, const moe_ahead_ *next) {
   const moe_group_ *group = stage->group;
-  const int64_t rows = group->first[expert + 1] - group->first[expert], bytes = moe_panel_bytes_(group->panel, rows);
+  const int64_t rows = moe_group_rows_(group, expert), bytes = moe_panel_bytes_(group->panel, rows);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at),
@@ -160,7 +160,7 @@ MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   int64_t expert, n0;
   *lane.held = none;
   moe_weight_grad_split_(stage, item, &expert, &n0);
-  const int64_t rows = stage->group->first[expert + 1] - stage->group->first[expert];
+  const int64_t rows = moe_group_rows_(stage->group, expert);
   const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
   for (; n0 < end; n0 += step * MOE_PANEL)
     moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)),
