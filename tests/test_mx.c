@@ -212,6 +212,40 @@ static void test_every_pair(void **state) {
   test_use_best_isa();
 }
 
+/* Every bf16 down to where all codes are zero, neighbours in a group, beside a largest one of every exponent. */
+static void test_every_bf16(void **state) {
+  enum { EXPONENTS = 24, GROUPS = (EXPONENTS * 256 + 30) / 31 };
+  static moe_bf16 plain[32 * GROUPS];
+  static float x[32 * GROUPS];
+  static uint8_t codes[32 * GROUPS], want[32 * GROUPS], scales[GROUPS], scales_want[GROUPS];
+  static const uint32_t fraction[] = {0x00, 0x7f, 0x40, 0x61, 0x20};
+  const struct element *f = (const struct element *)*state;
+  const size_t bytes = sizeof codes * (size_t)f->bits / 8;
+  for (uint32_t i = 0; i < 255 * CASTS; i += (uint32_t)test_cases(1, 7)) {
+    const uint32_t largest = (i / CASTS) << 7 | fraction[i % 5];
+    uint32_t next = 2 * largest;
+    for (int j = 0; j < 32 * GROUPS; j++) {
+      const uint32_t bits = j % 32 == 0 ? largest : next / 2 | (next % 2) << 15;
+      if (j % 32 > 0 && next > 0) next--;
+      plain[j] = (moe_bf16){(uint16_t)bits};
+      x[j] = float_of(bits << 16);
+    }
+    const moe_quantize_mx_args q = {.element = f->id, .scale_rule = (moe_scale_rule)(i % RULES), .cast = i % CASTS,
+                                    .dtype = MOE_DTYPE_BF16, .rows = 1, .columns = 32 * GROUPS, .plain = plain,
+                                    .codes = codes, .scales = scales};
+    mx_quantize_line(f, (int)q.scale_rule, q.cast, x, q.columns, want, scales_want);
+    for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+      if (!test_use_isa(isa)) continue;
+      assert_int_equal(moe_quantize_mx(NULL, &q), MOE_OK);
+      assert_memory_equal(scales, scales_want, sizeof scales);
+      if (memcmp(codes, want, bytes) != 0)
+        fail_msg("repro: %s isa=%s rule=%d cast=%u largest=0x%04x: codes differ", f->name,
+                 moe_isa_name(moe_isa_active()), (int)q.scale_rule, (unsigned)q.cast, (unsigned)largest);
+    }
+  }
+  test_use_best_isa();
+}
+
 static void test_bad_arguments(void **state) {
   (void)state;
   moe_context ctx = {0};
@@ -270,6 +304,7 @@ static void *prestate(int e) { return (void *)(uintptr_t)&elements[e]; }
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_ELEMENT(test_every_pair),
+      EACH_ELEMENT(test_every_bf16),
       EACH_ELEMENT(test_lengths),
       EACH_ELEMENT(test_large),
       cmocka_unit_test(test_bad_arguments),

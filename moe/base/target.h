@@ -29,7 +29,8 @@
 #define MOE_TARGET_BEGIN(features) \
   MOE_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define MOE_TARGET_END MOE_PRAGMA(clang attribute pop)
-#define MOE_UNROLL MOE_PRAGMA(clang loop unroll(full))
+#define MOE_UNROLL     MOE_PRAGMA(clang loop unroll(full))
+#define MOE_UNROLL_FEW MOE_PRAGMA(clang loop unroll_count(2)) /* wholly where there are no more */
 #elif defined(__GNUC__)
 #define MOE_EXACT_BEGIN                                                                                       \
   MOE_PRAGMA(GCC push_options)                                                                                \
@@ -38,7 +39,8 @@
 #define MOE_EXACT_END MOE_PRAGMA(GCC pop_options)
 #define MOE_TARGET_BEGIN(features) MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC target(features))
 #define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
-#define MOE_UNROLL MOE_PRAGMA(GCC unroll 64)
+#define MOE_UNROLL     MOE_PRAGMA(GCC unroll 64)
+#define MOE_UNROLL_FEW MOE_PRAGMA(GCC unroll 2)
 #else
 #error "moe.h needs gcc or clang"
 #endif

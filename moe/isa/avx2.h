@@ -39,6 +39,13 @@ MOE_INLINE __m256i moe_sllv_avx2(__m256i a, __m256i n) { return _mm256_sllv_epi3
 MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi32(a, n); }
 MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) { return _mm256_or_si256(_mm256_and_si256(m, a), b); }
 MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
+MOE_INLINE __m256i moe_sub2x16_avx2(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
+MOE_INLINE __m256i moe_subs2x16_avx2(__m256i a, __m256i b) { return _mm256_subs_epu16(a, b); }
+MOE_INLINE __m256i moe_srl2x16_avx2(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
+MOE_INLINE __m256i moe_lookup2x16_avx2(const uint8_t *table, __m256i entry) {
+  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+  return _mm256_shuffle_epi8(bytes, _mm256_or_si256(entry, _mm256_set1_epi16(INT16_MIN)));
+}
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
   return _mm256_blendv_epi8(b, a, _mm256_castps_si256(m));
@@ -108,12 +115,24 @@ MOE_INLINE void moe_store8n_avx2(void *p, __m256i x, int64_t n) {
   memcpy(p, buffer, (size_t)n);
 }
 
-MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepu8_epi16(moe_load16_avx2(p)); }
-MOE_INLINE void moe_store2x8_avx2(void *p, __m256i x) {
-  __m256i low = _mm256_and_si256(x, _mm256_set1_epi16(255));
-  __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-  _mm_storeu_si128((__m128i *)p, bytes);
+MOE_INLINE __m256i moe_load2x16_avx2(const void *p) { return moe_loadi_avx2(p); }
+/* Packing leaves a lane of the one vector beside a lane of the other. */
+MOE_INLINE __m256i moe_signs_avx2(const __m256i *signs) {
+  return _mm256_and_si256(_mm256_packs_epi16(signs[0], signs[1]), _mm256_set1_epi8(INT8_MIN));
 }
+MOE_INLINE void moe_store32x8_avx2(void *p, const __m256i *x, const __m256i *signs) {
+  const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(x[0], x[1]), moe_signs_avx2(signs));
+  moe_storei_avx2(p, _mm256_permute4x64_epi64(bytes, 0xd8));
+}
+MOE_INLINE void moe_store32x4_avx2(void *p, const __m256i *x, const __m256i *signs) {
+  const __m256i sign = _mm256_srli_epi16(moe_signs_avx2(signs), 4);
+  const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(x[0], x[1]), sign);
+  const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+  const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(pairs, pairs), order);
+  _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+}
+MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepu8_epi16(moe_load16_avx2(p)); }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m256i moe_nibbles_avx2(int32_t four) {
@@ -232,30 +251,41 @@ MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd)
   return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const moe_fp16 *)p + 8), even, odd);
 }
 
-MOE_INLINE uint32_t moe_top32_f32_avx2(const void *p) {
-  __m256 most = _mm256_setzero_ps();
-  for (int i = 0; i < 32; i += 8) {
-    const __m256 x = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), moe_load_avx2((const float *)p + i));
-    most = moe_castf_avx2(_mm256_max_epi32(moe_casti_avx2(most), moe_casti_avx2(x)));
+MOE_INLINE uint32_t moe_largest_f32_avx2(const void *p, int64_t groups) {
+  __m256i most = _mm256_setzero_si256();
+  for (int64_t i = 0; i < 4 * groups; i++) {
+    const __m256i x = moe_loadi_avx2((const char *)p + 32 * i);
+    most = _mm256_max_epi32(most, _mm256_and_si256(x, _mm256_set1_epi32(INT32_MAX)));
   }
-  return moe_topi_avx2(moe_casti_avx2(most));
+  return moe_topi_avx2(most);
 }
 /* The least of eight 16-bit words has an instruction of its own: magnitudes are seen from 0x7fff. */
-MOE_INLINE int moe_top16_avx2(__m256i below) {
+MOE_INLINE __m128i moe_top16_avx2(__m256i below) {
   const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
-  return INT16_MAX - _mm_extract_epi16(_mm_minpos_epu16(least), 0);
+  return _mm_sub_epi16(_mm_set1_epi16(INT16_MAX), _mm_minpos_epu16(least));
 }
-MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) { return (uint32_t)moe_top16_avx2(below) << 16; }
+MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) {
+  return (uint32_t)_mm_cvtsi128_si32(_mm_slli_epi32(moe_top16_avx2(below), 16));
+}
 MOE_INLINE uint32_t moe_top_fp16_avx2(__m256i below) {
-  const __m128 x = _mm_cvtph_ps(_mm_cvtsi32_si128(moe_top16_avx2(below)));
-  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(x));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(_mm_cvtph_ps(moe_top16_avx2(below))));
 }
-MOE_INLINE __m256i moe_below32_avx2(const void *p) {
-  const __m256i mask = _mm256_set1_epi16(INT16_MAX), a = _mm256_andnot_si256(moe_loadi_avx2(p), mask);
-  return _mm256_min_epu16(a, _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 32), mask));
+MOE_INLINE __m256i moe_below_avx2(const void *p, int64_t groups) {
+  const __m256i mask = _mm256_set1_epi16(INT16_MAX);
+  __m256i least = mask;
+  for (int64_t g = 0; g < groups; g++) {
+    const __m256i a = _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 64 * g), mask);
+    const __m256i b = _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 64 * g + 32), mask);
+    least = _mm256_min_epu16(least, _mm256_min_epu16(a, b));
+  }
+  return least;
 }
-MOE_INLINE uint32_t moe_top32_bf16_avx2(const void *p) { return moe_top_bf16_avx2(moe_below32_avx2(p)); }
-MOE_INLINE uint32_t moe_top32_fp16_avx2(const void *p) { return moe_top_fp16_avx2(moe_below32_avx2(p)); }
+MOE_INLINE uint32_t moe_largest_bf16_avx2(const void *p, int64_t groups) {
+  return moe_top_bf16_avx2(moe_below_avx2(p, groups));
+}
+MOE_INLINE uint32_t moe_largest_fp16_avx2(const void *p, int64_t groups) {
+  return moe_top_fp16_avx2(moe_below_avx2(p, groups));
+}
 
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i top = _mm256_set1_epi32(INT32_MIN);

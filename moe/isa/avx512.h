@@ -39,6 +39,13 @@ MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_ep
 MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
 MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
 MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
+MOE_INLINE __m512i moe_sub2x16_avx512(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
+MOE_INLINE __m512i moe_subs2x16_avx512(__m512i a, __m512i b) { return _mm512_subs_epu16(a, b); }
+MOE_INLINE __m512i moe_srl2x16_avx512(__m512i a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
+MOE_INLINE __m512i moe_lookup2x16_avx512(const uint8_t *table, __m512i entry) {
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+  return _mm512_shuffle_epi8(bytes, _mm512_or_si512(entry, _mm512_set1_epi16(INT16_MIN)));
+}
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
@@ -83,10 +90,19 @@ MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
   _mm_mask_storeu_epi8(p, moe_lanes_avx512(n), _mm512_cvtepi32_epi8(x));
 }
 
+MOE_INLINE __m512i moe_load2x16_avx512(const void *p) { return moe_loadi_avx512(p); }
+MOE_INLINE void moe_store32x8_avx512(void *p, const __m512i *x, const __m512i *signs) {
+  const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(*signs, 8), _mm512_set1_epi16(0x80));
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(_mm512_or_si512(*x, sign)));
+}
+MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *signs) {
+  const __m512i both = _mm512_or_si512(*x, _mm512_and_si512(_mm512_srli_epi16(*signs, 12), _mm512_set1_epi16(8)));
+  const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
+  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
+}
 MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
-MOE_INLINE void moe_store2x8_avx512(void *p, __m512i x) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(x)); }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m512i moe_loadu4n_avx512(const void *p, int64_t at, int64_t n) {
@@ -187,17 +203,27 @@ MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *od
   return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
 }
 
-MOE_INLINE uint32_t moe_top32_f32_avx512(const void *p) {
-  const __m512i mask = _mm512_set1_epi32(INT32_MAX);
-  const __m512i a = _mm512_and_si512(moe_loadi_avx512(p), mask);
-  return moe_topi_avx512(_mm512_max_epi32(a, _mm512_and_si512(moe_loadi_avx512((const float *)p + 16), mask)));
+MOE_INLINE uint32_t moe_largest_f32_avx512(const void *p, int64_t groups) {
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < 2 * groups; i++) {
+    const __m512i x = moe_loadi_avx512((const char *)p + 64 * i);
+    most = _mm512_max_epi32(most, _mm512_and_si512(x, _mm512_set1_epi32(INT32_MAX)));
+  }
+  return moe_topi_avx512(most);
 }
-MOE_INLINE __m256i moe_below32_avx512(const void *p) {
-  const __m512i below = _mm512_andnot_si512(moe_loadi_avx512(p), _mm512_set1_epi16(INT16_MAX));
-  return _mm256_min_epu16(_mm512_castsi512_si256(below), _mm512_extracti64x4_epi64(below, 1));
+MOE_INLINE __m256i moe_below_avx512(const void *p, int64_t groups) {
+  const __m512i mask = _mm512_set1_epi16(INT16_MAX);
+  __m512i least = mask;
+  for (int64_t g = 0; g < groups; g++)
+    least = _mm512_min_epu16(least, _mm512_andnot_si512(moe_loadi_avx512((const char *)p + 64 * g), mask));
+  return _mm256_min_epu16(_mm512_castsi512_si256(least), _mm512_extracti64x4_epi64(least, 1));
 }
-MOE_INLINE uint32_t moe_top32_bf16_avx512(const void *p) { return moe_top_bf16_avx2(moe_below32_avx512(p)); }
-MOE_INLINE uint32_t moe_top32_fp16_avx512(const void *p) { return moe_top_fp16_avx2(moe_below32_avx512(p)); }
+MOE_INLINE uint32_t moe_largest_bf16_avx512(const void *p, int64_t groups) {
+  return moe_top_bf16_avx2(moe_below_avx512(p, groups));
+}
+MOE_INLINE uint32_t moe_largest_fp16_avx512(const void *p, int64_t groups) {
+  return moe_top_fp16_avx2(moe_below_avx512(p, groups));
+}
 
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

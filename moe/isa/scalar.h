@@ -16,7 +16,8 @@
      sllv srlv srav                  the same shifts by lanes that are all the same
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
-     min2x16                         the smaller, unsigned, of the upper and of the lower 16 bits
+     min2x16 sub2x16 subs2x16        of the upper and of the lower 16 bits, unsigned: the smaller; the difference; the
+     srl2x16 lookup2x16              same, or 0 where b is larger; shifted; entry (below 16) of 16 bytes
      mux                             the bits of a where m has ones, of b, which has none there, elsewhere
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
@@ -28,8 +29,11 @@
                                      word per pair with their signs in bits 15 and 31, which load2 returns (its other
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
      store2_upper                    store2_bf16 of what bf16 holds: not rounded
-     top32_*                         the largest bit pattern of a magnitude, as a float, of 32 elements
-     load2x8 store2x8                2W 8-bit words, two in a lane: in bits 0..7 and 16..23; zero-extended and truncated
+     largest_*                       the largest bit pattern of a magnitude, as a float, of groups of 32 elements
+     load2x16                        2W 16-bit words, two in a lane
+     store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
+                                     8, with the signs (bit 15) of as many others
+     load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
      fma_exact                       the same where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
@@ -84,6 +88,14 @@ MOE_INLINE uint32_t moe_mux_scalar(uint32_t m, uint32_t a, uint32_t b) { return 
 MOE_INLINE uint32_t moe_min2x16_scalar(uint32_t a, uint32_t b) {
   const uint32_t low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a >> 16 < b >> 16 ? a : b;
   return moe_mux_scalar(0xffffu, low, high);
+}
+MOE_INLINE uint32_t moe_sub2x16_scalar(uint32_t a, uint32_t b) {
+  return moe_mux_scalar(0xffffu, a - b, (a & 0xffff0000u) - (b & 0xffff0000u));
+}
+MOE_INLINE uint32_t moe_subs2x16_scalar(uint32_t a, uint32_t b) { return a - moe_min2x16_scalar(a, b); }
+MOE_INLINE uint32_t moe_srl2x16_scalar(uint32_t a, int n) { return a >> n & (0xffffu >> n) * 0x00010001u; }
+MOE_INLINE uint32_t moe_lookup2x16_scalar(const uint8_t *table, uint32_t entry) {
+  return (uint32_t)table[entry & 15u] | (uint32_t)table[entry >> 16 & 15u] << 16;
 }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
@@ -148,12 +160,21 @@ MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
 MOE_INLINE uint32_t moe_loadu8_scalar(const void *p) { return *(const uint8_t *)p; }
 MOE_INLINE void moe_store8_scalar(void *p, uint32_t x) { *(uint8_t *)p = (uint8_t)x; }
+MOE_INLINE uint32_t moe_load2x16_scalar(const void *p) {
+  return (uint32_t)((const uint16_t *)p)[0] | (uint32_t)((const uint16_t *)p)[1] << 16;
+}
+MOE_INLINE void moe_store32x8_scalar(void *p, const uint32_t *x, const uint32_t *signs) {
+  for (int i = 0; i < 32; i++)
+    ((uint8_t *)p)[i] = (uint8_t)(x[i / 2] >> i % 2 * 16 | (signs[i / 2] >> i % 2 * 16 >> 8 & 0x80u));
+}
+MOE_INLINE void moe_store32x4_scalar(void *p, const uint32_t *x, const uint32_t *signs) {
+  for (int i = 0; i < 16; i++) {
+    const uint32_t both = x[i] | (signs[i] >> 12 & 0x00080008u);
+    ((uint8_t *)p)[i] = (uint8_t)(both | both >> 12);
+  }
+}
 MOE_INLINE uint32_t moe_load2x8_scalar(const void *p) {
   return (uint32_t)((const uint8_t *)p)[0] | (uint32_t)((const uint8_t *)p)[1] << 16;
-}
-MOE_INLINE void moe_store2x8_scalar(void *p, uint32_t x) {
-  moe_store8_scalar(p, x);
-  moe_store8_scalar((uint8_t *)p + 1, x >> 16);
 }
 MOE_INLINE uint32_t moe_loadu4_scalar(const void *p, int64_t at) {
   return (uint32_t)((const uint8_t *)p)[at / 2] >> (at & 1) * 4 & 15u;
@@ -214,9 +235,9 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
     *odd = moe_load_##name##_scalar((const type *)p + 1);                                             \
     return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));            \
   }                                                                                                   \
-  MOE_INLINE uint32_t moe_top32_##name##_scalar(const void *p) {                                      \
+  MOE_INLINE uint32_t moe_largest_##name##_scalar(const void *p, int64_t groups) {                    \
     uint32_t most = 0;                                                                                \
-    for (int i = 0; i < 32; i++) {                                                                    \
+    for (int64_t i = 0; i < 32 * groups; i++) {                                                       \
       const uint32_t bits = moe_casti_scalar(moe_load_##name##_scalar((const type *)p + i)) & 0x7fffffffu; \
       most = bits > most ? bits : most;                                                               \
     }                                                                                                 \

@@ -9,6 +9,7 @@
 #include "row.inl"
 #include "tile.inl"
 #include "codes.inl"
+#include "halves.inl"
 
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float

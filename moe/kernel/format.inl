@@ -31,8 +31,9 @@ MOE_FN void MOE_KF(store_rows)(void *dst, int64_t stride, const int32_t *index, 
 MOE_FN uint32_t MOE_KF(magnitude)(const void *x, int64_t n) {
   const char *from = (const char *)x;
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  MOE_V(i) most = MOE_V(set1i)(0u);
-  for (int64_t i = 0; i < n; i += MOE_W) {
+  const uint32_t whole = n >= 32 ? MOE_VF(largest)(from, n / 32) : 0u;
+  MOE_V(i) most = MOE_V(set1i)(whole);
+  for (int64_t i = n / 32 * 32; i < n; i += MOE_W) {
     const MOE_V(f) v = n - i >= MOE_W ? MOE_VF(load)(from + i * size) : MOE_VF(loadn)(from + i * size, n - i);
     most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x7fffffffu)));
   }

@@ -1,53 +1,86 @@
 /* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours
    lie in the same lane of two vectors, as two bf16 do in a word. Included for each format. */
 
-/* What groups are to be multiplied by, and their scale bytes, up to the first that is not encoded here. */
-MOE_INLINE int64_t MOE_KF(group_factors)(float *factor, uint8_t *scales, const char *from, int64_t groups,
-                                         const moe_numbers_ *q) {
-  for (int64_t g = 0; g < groups; g++, from += 32 * (int64_t)sizeof(MOE_FORMAT_TYPE)) {
-    factor[g] = q->factor;
-    if (q->known) continue;
-    const uint32_t amax = MOE_VF(top32)(from);
-    if (amax >= 0x7f800000u) return g;
-    if (scales) {
-      const int32_t byte = (int32_t)((amax + q->rule.round) >> 23) + q->rule.offset;
-      const uint32_t scale = byte < 0 ? 0u : (uint32_t)byte;
-      scales[g] = (uint8_t)scale;
-      factor[g] = moe_castf_scalar((254u - scale) << 23);
-    }
-    if (q->bounded && moe_casti_scalar(moe_mul_scalar(moe_castf_scalar(amax), factor[g])) > q->limit) return g;
+/* Scales of some groups, at most, up to the first that holds more than numbers. */
+MOE_INLINE int64_t MOE_KF(group_scales)(moe_some_groups_ *some, uint8_t *scales, const char *from, int64_t groups,
+                                        const moe_numbers_ *q) {
+  const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
+  const uint32_t rebias = (q->rebias >> 16) - (127u << 7);
+  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
+  uint32_t amax[MOE_GROUPS_SOME_] = {0};
+  uint8_t bytes[MOE_GROUPS_SOME_];
+  MOE_V(i) top = none;
+  for (int64_t g = 0; g < groups; g++) amax[g] = MOE_VF(largest)(from + g * size, 1);
+  for (int i = 0; i < MOE_GROUPS_SOME_; i += MOE_W) {
+    const MOE_V(i) most = MOE_V(loadi)(amax + i);
+    top = MOE_V(maxi)(top, most);
+    const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);
+    const MOE_V(i) scale = MOE_V(maxi)(MOE_V(addi)(exponent, MOE_V(set1i)((uint32_t)q->rule.offset)), none);
+    const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
+    const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
+    const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
+    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
+    const MOE_V(i) deep = MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), one, none);
+    const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
+    MOE_V(store)(some->factor + i, by);
+    MOE_V(store8)(bytes + i, scale);
+    MOE_V(storei)(some->over + i, over);
+    MOE_V(storei)(some->far + i, MOE_V(ori)(over, deep));
+    MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
   }
+  for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
+    if (amax[g] >= 0x7f800000u) groups = g;
+  if (scales) memcpy(scales, bytes, (size_t)groups);
   return groups;
 }
 
+/* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
+MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
+                                         int64_t n, const moe_numbers_ *q) {
+  const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), last = MOE_V(set1i)(2 * q->most * 0x00010001u);
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
+  codes += g * step, from += g * 32 * size;
+  for (; g < n && (q->known || !(q->bounded && some->over[g])); g++, codes += step, from += 32 * size) {
+    const MOE_V(f) scale = MOE_V(set1)(q->known ? q->factor : some->factor[g]);
+    MOE_V(i) code[16 / MOE_W], signs[16 / MOE_W];
+    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + 32 * size * q->ahead);
+    __builtin_prefetch(codes + step * q->ahead, 1);
+    MOE_UNROLL_FEW
+    for (int i = 0; i < 16 / MOE_W; i++) {
+      MOE_V(f) even, odd;
+      signs[i] = MOE_VF(load2)(from + 2 * MOE_W * i * size, &even, &odd);
+      const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even, scale), q);
+      const MOE_V(i) high = MOE_V(slli)(MOE_K(number)(MOE_V(mul)(odd, scale), q), 16);
+      code[i] = MOE_V(min2x16)(MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high), most);
+      /* The NaN that `most` is then has no sign: 2 * most less another code has bit 7. */
+      if (q->drop) signs[i] = MOE_V(andi)(signs[i], MOE_V(slli)(MOE_V(subi)(last, code[i]), 8));
+    }
+    if (q->wide) MOE_V(store32x8)(codes, code, signs);
+    else MOE_V(store32x4)(codes, code, signs);
+  }
+  return g;
+}
+
+enum { MOE_KF(halves_here) = MOE_FORMAT_UPPER && MOE_W > 1 };
+
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers) {
-  enum { some = 16 }; /* their scales are found before they are encoded: neither has to wait for the other */
   const moe_numbers_ q = *numbers; /* nothing that is stored can change it */
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
-  const MOE_V(i) place = MOE_V(set1i)(q.sign), down = MOE_V(set1i)(q.sign_shift);
+  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
+  const int halves = MOE_KF(halves_here) && scales && !q.away;
   const char *from = (const char *)x;
-  for (int64_t at = 0; at < groups; at += some) {
-    float factor[some];
-    const int64_t count = moe_min_(some, groups - at);
-    const int64_t n = MOE_KF(group_factors)(factor, scales ? scales + at : NULL, from, count, &q);
-    for (int64_t g = 0; g < n; g++, from += 32 * size, codes += step) {
-      const MOE_V(f) scale = MOE_V(set1)(factor[g]);
-      for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + 32 * size * q.ahead);
-      __builtin_prefetch(codes + step * q.ahead, 1);
-      for (int i = 0; i < 16; i += MOE_W) {
-        MOE_V(f) even, odd;
-        const MOE_V(i) signs = MOE_VF(load2)(from + 2 * i * size, &even, &odd);
-        const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even, scale), &q);
-        const MOE_V(i) high = MOE_V(slli)(MOE_K(number)(MOE_V(mul)(odd, scale), &q), 16);
-        const MOE_V(i) magnitudes = MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high);
-        const MOE_V(i) bounded = MOE_V(min2x16)(magnitudes, MOE_V(set1i)(q.most * 0x00010001u));
-        const MOE_V(i) both = MOE_V(mux)(place, MOE_V(srlv)(signs, down), bounded);
-        if (q.wide) MOE_V(store2x8)(codes + 2 * i, both);
-        else MOE_V(store8)(codes + i, MOE_V(ori)(both, MOE_V(srli)(both, 12)));
-      }
+  moe_some_groups_ some;
+  for (int64_t at = 0; at < groups; at += MOE_GROUPS_SOME_) {
+    const int64_t count = moe_min_(MOE_GROUPS_SOME_, groups - at);
+    const int64_t n = q.known ? count : MOE_KF(group_scales)(&some, scales ? scales + at : NULL, from, count, &q);
+    for (int64_t g = 0, end; g < n;) {
+      if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q);
+      end = halves ? moe_min_(n, g + 1) : n;
+      g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q);
+      if (g < end) return at + g;
     }
     if (n < count) return at + n;
+    from += n * size, codes += n * step;
   }
   return groups;
 }

@@ -96,13 +96,26 @@ typedef struct moe_numbers_ {
   int known;                 /* there are none, and all are numbers: that is not looked at */
   uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
   uint32_t most;             /* the code of what is too large */
+  int drop;                  /* that is a NaN, without a sign */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
-  int bounded;               /* limit counts */
-  uint32_t limit;            /* bits of the largest scaled magnitude that is encoded here */
-  uint32_t sign, sign_shift; /* signs of two codes, in bits 0..15 and 16..31, and how far below two floats' */
+  int bounded;               /* groups beyond the limit are not encoded here */
+  uint32_t limit;            /* bits of the largest scaled magnitude that has a sign and does not overflow a sum */
+  uint32_t sign;             /* of two codes, in bits 0..15 and 16..31 */
   uint32_t rebias, first_infinity;
   int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
+
+/* Under this scale byte and those above it, a subnormal bf16 becomes zero in any format. */
+#define MOE_SCALE_CLEAR_ 32
+
+/* Groups on their way to codes: their scales are found before they are encoded, so that neither waits for the other. */
+enum { MOE_GROUPS_SOME_ = 16 };
+typedef struct moe_some_groups_ {
+  float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
+  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond the limit, */
+  uint32_t far[MOE_GROUPS_SOME_];  /*   or the scale is below MOE_SCALE_CLEAR_ */
+  uint32_t zero[MOE_GROUPS_SOME_]; /* the code's exponent 0 in a bf16's place, twice */
+} moe_some_groups_;
 
 /* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
    if there is an index. */

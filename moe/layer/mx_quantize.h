@@ -76,17 +76,19 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 
 /* ----------------------------------------------------------------------------------------------------------- groups */
 
+enum { MOE_SUM_LIMIT_ = 200 << 23 }; /* bits of a magnitude that does not overflow a sum, see encoding */
+
 MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
   moe_numbers_ q = {0};
   q.wide = moe_wide_(f);
   q.away = cast->away, q.shift = (uint32_t)f->shift;
-  q.sign = 0x00010001u << (f->bits - 1), q.sign_shift = (uint32_t)(16 - f->bits);
+  q.sign = 0x00010001u << (f->bits - 1);
   q.ahead = 64;
   q.rebias = f->rebias, q.first_infinity = f->first_infinity;
   q.most = cast->overflow, q.least = q.rebias + (1u << 23);
   q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);
-  q.bounded = f->nan != 0 && cast->overflow == f->nan; /* that has no sign */
-  q.limit = q.bounded ? (f->max << q.shift) + q.rebias : 200u << 23; /* of what could overflow the sum */
+  q.drop = f->nan != 0 && cast->overflow == f->nan;
+  q.limit = q.drop ? (f->max << q.shift) + q.rebias : MOE_SUM_LIMIT_;
   return q;
 }
 
