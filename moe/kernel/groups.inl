@@ -25,7 +25,7 @@ MOE_INLINE int64_t MOE_KF(group_scales)(moe_some_groups_ *some, uint8_t *scales,
     MOE_V(store)(some->factor + i, by);
     MOE_V(store8)(bytes + i, scale);
     MOE_V(storei)(some->over + i, over);
-    MOE_V(storei)(some->far + i, MOE_V(ori)(over, deep));
+    MOE_V(storei)(some->aside + i, MOE_V(ori)(over, deep));
     MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
   }
   for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)

@@ -14,8 +14,8 @@ MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int sh
   return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(addi)(number, odd), half), shift);
 }
 
-/* To e2m1's, all of them. From half of the least code on, every 64 steps of bf16 end at a code or between two; what is
-   added, by entry, makes 64 of the code and 2 from where it begins. */
+/* Magnitudes to e2m1 codes, none left out. From half of the least code on, every 64 steps of bf16 end at a code or
+   between two; what is added, by entry, makes 64 of the code and 2 from where it begins. */
 MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) zero) {
   static const uint8_t add[16] = {191, 128, 64, 64, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32};
   const MOE_V(i) number = MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, MOE_V(set1i)(128 * 0x00010001u)));
@@ -30,7 +30,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
-  for (; g < n && !some->far[g]; g++) {
+  for (; g < n && !some->aside[g]; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
     MOE_V(i) marks = MOE_V(set1i)(0u), x[16 / MOE_W], code[16 / MOE_W];
     __builtin_prefetch(from + 64 * (g + q->ahead));

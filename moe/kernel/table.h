@@ -112,9 +112,10 @@ typedef struct moe_numbers_ {
 enum { MOE_GROUPS_SOME_ = 16 };
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
-  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond the limit, */
-  uint32_t far[MOE_GROUPS_SOME_];  /*   or the scale is below MOE_SCALE_CLEAR_ */
-  uint32_t zero[MOE_GROUPS_SOME_]; /* the code's exponent 0 in a bf16's place, twice */
+  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond the limit */
+  /* Of bf16 in 16-bit lanes: not 0 where it is not for them (over, or a scale below MOE_SCALE_CLEAR_); the code's
+     exponent 0 in a bf16's place, twice. */
+  uint32_t aside[MOE_GROUPS_SOME_], zero[MOE_GROUPS_SOME_];
 } moe_some_groups_;
 
 /* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
