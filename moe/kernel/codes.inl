@@ -79,6 +79,36 @@ MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
   return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)(q->shift)));
 }
 
+/* Some groups' scales from their largest magnitudes, up to the first that holds more than numbers. */
+MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
+                                  const moe_numbers_ *q) {
+  const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
+  const uint32_t rebias = (q->rebias >> 16) - (127u << 7);
+  uint8_t bytes[MOE_GROUPS_SOME_];
+  MOE_V(i) top = none;
+  for (int i = 0; i < MOE_GROUPS_SOME_; i += MOE_W) {
+    const MOE_V(i) most = MOE_V(loadi)(amax + i);
+    top = MOE_V(maxi)(top, most);
+    const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);
+    const MOE_V(i) scale = MOE_V(maxi)(MOE_V(addi)(exponent, MOE_V(set1i)((uint32_t)q->rule.offset)), none);
+    const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
+    const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
+    const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
+    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
+    const MOE_V(i) deep = MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), one, none);
+    const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
+    MOE_V(store)(some->factor + i, by);
+    MOE_V(store8)(bytes + i, scale);
+    MOE_V(storei)(some->over + i, over);
+    MOE_V(storei)(some->aside + i, MOE_V(ori)(over, deep));
+    MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
+  }
+  for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
+    if (amax[g] >= 0x7f800000u) groups = g;
+  if (scales) memcpy(scales, bytes, (size_t)groups);
+  return groups;
+}
+
 /* From a number's magnitude at its place in a float. Taken for a normal one, a subnormal has half its value and half
    the least normal's too much; what takes that away leaves normal ones larger or the same. */
 MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) {

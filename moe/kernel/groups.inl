@@ -1,39 +1,6 @@
 /* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours
    lie in the same lane of two vectors, as two bf16 do in a word. Included for each format. */
 
-/* Scales of some groups, at most, up to the first that holds more than numbers. */
-MOE_INLINE int64_t MOE_KF(group_scales)(moe_some_groups_ *some, uint8_t *scales, const char *from, int64_t groups,
-                                        const moe_numbers_ *q) {
-  const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
-  const uint32_t rebias = (q->rebias >> 16) - (127u << 7);
-  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
-  uint32_t amax[MOE_GROUPS_SOME_] = {0};
-  uint8_t bytes[MOE_GROUPS_SOME_];
-  MOE_V(i) top = none;
-  for (int64_t g = 0; g < groups; g++) amax[g] = MOE_VF(largest)(from + g * size, 1);
-  for (int i = 0; i < MOE_GROUPS_SOME_; i += MOE_W) {
-    const MOE_V(i) most = MOE_V(loadi)(amax + i);
-    top = MOE_V(maxi)(top, most);
-    const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);
-    const MOE_V(i) scale = MOE_V(maxi)(MOE_V(addi)(exponent, MOE_V(set1i)((uint32_t)q->rule.offset)), none);
-    const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
-    const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
-    const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
-    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
-    const MOE_V(i) deep = MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), one, none);
-    const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
-    MOE_V(store)(some->factor + i, by);
-    MOE_V(store8)(bytes + i, scale);
-    MOE_V(storei)(some->over + i, over);
-    MOE_V(storei)(some->aside + i, MOE_V(ori)(over, deep));
-    MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
-  }
-  for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
-    if (amax[g] >= 0x7f800000u) groups = g;
-  if (scales) memcpy(scales, bytes, (size_t)groups);
-  return groups;
-}
-
 /* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
                                          int64_t n, const moe_numbers_ *q) {
@@ -72,7 +39,9 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   moe_some_groups_ some;
   for (int64_t at = 0; at < groups; at += MOE_GROUPS_SOME_) {
     const int64_t count = moe_min_(MOE_GROUPS_SOME_, groups - at);
-    const int64_t n = q.known ? count : MOE_KF(group_scales)(&some, scales ? scales + at : NULL, from, count, &q);
+    uint32_t amax[MOE_GROUPS_SOME_] = {0};
+    for (int64_t g = 0; g < count && !q.known; g++) amax[g] = MOE_VF(largest)(from + g * size, 1);
+    const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
       if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q);
       end = halves ? moe_min_(n, g + 1) : n;
