@@ -94,13 +94,14 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
     const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
     const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
     const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
-    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
+    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(MOE_SUM_LIMIT_), scaled), one, none);
+    const MOE_V(i) bare = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
     const MOE_V(i) deep = MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), one, none);
     const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
     MOE_V(store)(some->factor + i, by);
     MOE_V(store8)(bytes + i, scale);
     MOE_V(storei)(some->over + i, over);
-    MOE_V(storei)(some->aside + i, MOE_V(ori)(over, deep));
+    MOE_V(storei)(some->aside + i, MOE_V(ori)(bare, deep));
     MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
   }
   for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)

@@ -7,7 +7,7 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), last = MOE_V(set1i)(2 * q->most * 0x00010001u);
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
   codes += g * step, from += g * 32 * size;
-  for (; g < n && (q->known || !(q->bounded && some->over[g])); g++, codes += step, from += 32 * size) {
+  for (; g < n && (q->known || !some->over[g]); g++, codes += step, from += 32 * size) {
     const MOE_V(f) scale = MOE_V(set1)(q->known ? q->factor : some->factor[g]);
     MOE_V(i) code[16 / MOE_W], signs[16 / MOE_W];
     for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + 32 * size * q->ahead);
@@ -58,7 +58,6 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
                                          const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers;
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
-  const MOE_V(i) place = MOE_V(set1i)(q.sign);
   char *to = (char *)x;
   MOE_V(f) factor = MOE_V(set1)(q.factor);
   for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += step) {
@@ -78,7 +77,7 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
         const MOE_V(i) both = MOE_V(load2x8)(codes + 2 * i);
         even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift)), &q);
         odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift - 16)), &q);
-        signs = MOE_V(slli)(MOE_V(andi)(both, place), 8);
+        signs = MOE_V(slli)(MOE_V(andi)(both, MOE_V(set1i)(0x00800080u)), 8);
       } else {
         const MOE_V(i) both = MOE_V(loadu8)(codes + i);
         even = MOE_V(e2m1)(both);

@@ -98,12 +98,13 @@ typedef struct moe_numbers_ {
   uint32_t most;             /* the code of what is too large */
   int drop;                  /* that is a NaN, without a sign */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
-  int bounded;               /* groups beyond the limit are not encoded here */
-  uint32_t limit;            /* bits of the largest scaled magnitude that has a sign and does not overflow a sum */
-  uint32_t sign;             /* of two codes, in bits 0..15 and 16..31 */
+  uint32_t limit;            /* bits of the largest scaled magnitude whose code has a sign */
   uint32_t rebias, first_infinity;
   int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
+
+/* Bits of a scaled magnitude that does not overflow the sum of encoding, as numbers under a scale byte never do. */
+enum { MOE_SUM_LIMIT_ = 200 << 23 };
 
 /* Under this scale byte and those above it, a subnormal bf16 becomes zero in any format. */
 #define MOE_SCALE_CLEAR_ 32
@@ -112,8 +113,8 @@ typedef struct moe_numbers_ {
 enum { MOE_GROUPS_SOME_ = 16 };
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
-  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond the limit */
-  /* Of bf16 in 16-bit lanes: not 0 where it is not for them (over, or a scale below MOE_SCALE_CLEAR_); the code's
+  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
+  /* Of bf16 in 16-bit lanes: not 0 where it is not for them (`limit`, or a scale below MOE_SCALE_CLEAR_); the code's
      exponent 0 in a bf16's place, twice. */
   uint32_t aside[MOE_GROUPS_SOME_], zero[MOE_GROUPS_SOME_];
 } moe_some_groups_;

@@ -76,13 +76,10 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 
 /* ----------------------------------------------------------------------------------------------------------- groups */
 
-enum { MOE_SUM_LIMIT_ = 200 << 23 }; /* bits of a magnitude that does not overflow a sum, see encoding */
-
 MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
   moe_numbers_ q = {0};
   q.wide = moe_wide_(f);
   q.away = cast->away, q.shift = (uint32_t)f->shift;
-  q.sign = 0x00010001u << (f->bits - 1);
   q.ahead = 64;
   q.rebias = f->rebias, q.first_infinity = f->first_infinity;
   q.most = cast->overflow, q.least = q.rebias + (1u << 23);

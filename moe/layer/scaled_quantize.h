@@ -198,7 +198,6 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   const uint8_t most = (uint8_t)job->format.max;
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
-  job->numbers.bounded = 1, job->numbers.limit = MOE_SUM_LIMIT_;
   if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
     job->numbers.ahead += moe_min_(1024, job->columns / MOE_MX_GROUP_);
   job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
