@@ -102,8 +102,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->magnitude[MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_ISA);              \
   t->quantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_##name##_, MOE_ISA);  \
   t->dequantize_groups[MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_##name##_, MOE_ISA); \
-  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA); \
-  t->pack_columns[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_columns_##name##_, MOE_ISA);
+  t->pack_rows[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_rows_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE
@@ -136,6 +135,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->multiply_row = MOE_K(multiply_row);
   t->scale_to_bf16 = MOE_K(scale_to_bf16);
   t->transpose_tile = MOE_K(transpose_tile);
+  t->unpair_panel = MOE_W > 1 ? MOE_K(unpair_panel) : NULL;
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);
   t->score_row = MOE_K(score_row);

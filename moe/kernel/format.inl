@@ -75,47 +75,6 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
   }
 }
 
-/* The panel's columns [col, col + MOE_W), of which n are there, for elements [at, at+MOE_W) of k. */
-MOE_INLINE void MOE_KF(pack_square)(float *panel, const char *src, int64_t stride, int64_t left, int64_t n) {
-  const int64_t rows = moe_min_(left + (left & 1), MOE_W);
-  MOE_V(i) square[MOE_W];
-  if (left >= MOE_W && n >= MOE_W) {
-    MOE_UNROLL
-    for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(casti)(MOE_VF(load)(src + i * stride));
-  } else {
-    for (int i = 0; i < MOE_W; i++)
-      square[i] =
-          i >= n ? MOE_V(set1i)(0u)
-                 : MOE_V(casti)(left >= MOE_W ? MOE_VF(load)(src + i * stride) : MOE_VF(loadn)(src + i * stride, left));
-  }
-  MOE_V(transpose)(square);
-  for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
-}
-
-/* 2 * MOE_W elements of MOE_W columns, where an element is the upper half of its float: transposed as words of two. */
-MOE_INLINE void MOE_KF(pack_words)(float *panel, const char *src, int64_t stride) {
-  MOE_V(i) square[MOE_W];
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(loadi)(src + i * stride);
-  MOE_V(transpose)(square);
-  for (int i = 0; i < MOE_W; i++, panel += 2 * MOE_PANEL) {
-    MOE_V(storei)(panel, MOE_V(slli)(square[i], 16));
-    MOE_V(storei)(panel + MOE_PANEL, MOE_V(andi)(square[i], MOE_V(set1i)(0xffff0000u)));
-  }
-}
-
-MOE_FN void MOE_KF(pack_columns)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride) {
-    int64_t at = 0;
-    for (; MOE_FORMAT_UPPER && MOE_W > 1 && at + 2 * MOE_W <= k && col + MOE_W <= n; at += 2 * MOE_W)
-      MOE_KF(pack_words)((float *)panel + at * MOE_PANEL + col, src + at * size, stride);
-    for (; at < k; at += MOE_W)
-      MOE_KF(pack_square)((float *)panel + at * MOE_PANEL + col, src + at * size, stride, k - at, n - col);
-  }
-  if (MOE_W == 1 && (k & 1)) memset((float *)panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof(float));
-}
-
 #if MOE_BF16_BY_MODE
 /* A stream's next vectors, row by row (see tile.inl), from `src` on; whether that was done. */
 MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {

@@ -45,7 +45,8 @@ MOE_FN void moe_turn_panel_(const moe_kernels *kernels, moe_panel_kind_ kind, co
                             char *rows, int64_t pitch) {
   const int64_t words = kind == MOE_PANEL_F32 ? moe_even_(k) : moe_even_(k) / 2;
   for (int64_t at = 0; at < words; at += MOE_PANEL)
-    kernels->transpose_tile(rows + at * 4, pitch / 4, panel + at * MOE_PANEL * 4, moe_min_(MOE_PANEL, words - at), n);
+    kernels->transpose_tile(rows + at * 4, pitch, panel + at * MOE_SQUARE_, MOE_SQUARE_,
+                            moe_min_(MOE_PANEL, words - at), n);
 }
 
 /* ---------------------------------------------------------------------------------------------------- right operand */
@@ -126,6 +127,32 @@ MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, 
   }
 }
 
+/* A panel from n <= 64 columns, each of k elements side by side, `stride` bytes apart; the rest becomes zero. Elements
+   turn as words, so bf16 two at a time, in the order that pairs have. */
+MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel,
+                              const char *src, int64_t stride, int64_t k, int64_t n) {
+  const int paired = dtype == MOE_DTYPE_BF16 && (kind == MOE_PANEL_PAIRS || kernels->unpair_panel);
+  const int64_t size = moe_dtype_bytes_(dtype), step = paired ? 2 * MOE_PANEL : MOE_PANEL;
+  float rows[MOE_PANEL * MOE_PANEL], turned[MOE_PANEL * MOE_PANEL];
+  for (int64_t at = 0; at < k; at += step) {
+    const int64_t left = moe_min_(step, k - at), words = paired ? (left + 1) / 2 : moe_even_(left);
+    const int plain = paired || dtype == MOE_DTYPE_F32, unpair = paired && kind == MOE_PANEL_F32;
+    char *to = (char *)panel + moe_panel_bytes_(kind, at);
+    moe_rows_ columns = {src + at * size, stride, NULL};
+    if (!plain || left < step || n < MOE_PANEL) {
+      memset(rows, 0, sizeof rows);
+      if (!plain) kernels->load_rows[dtype](rows, MOE_PANEL, &columns, n, left);
+      for (int64_t i = 0; i < n && plain; i++)
+        memcpy(rows + i * MOE_PANEL, moe_row_(&columns, i), (size_t)(left * size));
+      columns.base = (const char *)rows, columns.stride = MOE_SQUARE_;
+    }
+    char *whole = unpair || left < step ? (char *)turned : to;
+    kernels->transpose_tile(whole, MOE_SQUARE_, columns.base, columns.stride, MOE_PANEL, words);
+    if (unpair) kernels->unpair_panel((float *)(void *)to, turned, left);
+    else if (whole != to) memcpy(to, turned, (size_t)(words * MOE_SQUARE_));
+  }
+}
+
 /* Elements [from, from+k) of the right operand as a panel. */
 MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t from,
                             int64_t k, void *panel) {
@@ -134,8 +161,8 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
     return;
   }
   if (right->transposed) {
-    kernels->pack_columns[kind][right->dtype](panel, right->base[0] + from * moe_dtype_bytes_(right->dtype),
-                                              right->stride, k, right->n);
+    moe_pack_columns_(kernels, kind, right->dtype, panel, right->base[0] + from * moe_dtype_bytes_(right->dtype),
+                      right->stride, k, right->n);
     return;
   }
   for (int64_t p = 0; p < right->parts; p++) {

@@ -40,28 +40,6 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   }
 }
 
-/* The same from columns: their pairs lie side by side already and move as words. */
-MOE_INLINE void MOE_K(pack_square_pairs)(uint32_t *panel, const char *src, int64_t stride, int64_t left, int64_t n) {
-  const int64_t rows = moe_min_((left + 1) / 2, MOE_W);
-  MOE_V(i) square[MOE_W];
-  if (left >= 2 * MOE_W && n >= MOE_W) {
-    MOE_UNROLL
-    for (int i = 0; i < MOE_W; i++) square[i] = MOE_V(loadi)(src + i * stride);
-  } else {
-    for (int i = 0; i < MOE_W; i++)
-      square[i] = i < n ? MOE_V(loadi16n)(src + i * stride, moe_min_(left, 2 * MOE_W)) : MOE_V(set1i)(0u);
-  }
-  MOE_V(transpose)(square);
-  for (int i = 0; i < rows; i++) MOE_V(storei)(panel + i * MOE_PANEL, square[i]);
-}
-
-MOE_FN void MOE_K(pack_columns_pairs)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n) {
-  for (int64_t col = 0; col < MOE_PANEL; col += MOE_W, src += MOE_W * stride)
-    for (int64_t at = 0; at < k; at += 2 * MOE_W) {
-      MOE_K(pack_square_pairs)((uint32_t *)panel + at / 2 * MOE_PANEL + col, src + 2 * at, stride, k - at, n - col);
-    }
-}
-
 MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
   uint32_t *p = (uint32_t *)pairs;
   for (int64_t r = 0; r < k; r += 2, p += MOE_PANEL, panel += 2 * MOE_PANEL)
@@ -115,6 +93,5 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
-  t->pack_columns[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_columns_pairs);
   t->pair_panel = MOE_K(pair_panel);
 }

@@ -94,18 +94,30 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
   }
 }
 
-/* dst[j][i] = src[i][j] for i < rows, j < cols, both at most 64; rows of src are 64 apart, of dst `pitch`. Whole
-   vectors are moved, so up to a vector more of both is read and written. */
-MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t pitch, const void *src, int64_t rows, int64_t cols) {
-  uint32_t *d = (uint32_t *)dst;
-  const uint32_t *s = (const uint32_t *)src;
+/* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
+   written. */
+MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows,
+                                  int64_t cols) {
+  char *d = (char *)dst;
+  const char *s = (const char *)src;
   for (int64_t i = 0; i < rows; i += MOE_W)
     for (int64_t j = 0; j < cols; j += MOE_W) {
       MOE_V(i) square[MOE_W];
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + (i + r) * MOE_PANEL + j);
+      for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + (i + r) * stride + 4 * j);
       MOE_V(transpose)(square);
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + (j + r) * pitch + i, square[r]);
+      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + (j + r) * dst_stride + 4 * i, square[r]);
+    }
+}
+
+/* Of two k in a word, the even one is below the odd one. */
+MOE_FN void MOE_K(unpair_panel)(float *panel, const void *pairs, int64_t k) {
+  const char *from = (const char *)pairs;
+  for (int64_t r = 0; r < k; r += 2, panel += 2 * MOE_PANEL)
+    for (int j = 0; j < MOE_PANEL; j += MOE_W, from += 4 * MOE_W) {
+      const MOE_V(i) both = MOE_V(loadi)(from);
+      MOE_V(storei)(panel + j, MOE_V(slli)(both, 16));
+      MOE_V(storei)(panel + MOE_PANEL + j, MOE_V(andi)(both, MOE_V(set1i)(0xffff0000u)));
     }
 }

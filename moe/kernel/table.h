@@ -9,6 +9,7 @@
 
 enum {
   MOE_PANEL = 64,       /* columns of a panel */
+  MOE_SQUARE_ = 4 * MOE_PANEL, /* bytes of a row of as many words */
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
@@ -126,8 +127,6 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
                                    int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* A panel from n <= 64 columns, each of k elements contiguous in memory, stride bytes apart; the rest becomes zero. */
-typedef void (*moe_pack_columns_fn_)(void *panel, const char *src, int64_t stride, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's elements lie side by side, of the panel's type. For every `fetch_pairs` pairs (the table's) a
    line of `fetch` is fetched into the second-level cache; if that is every pair, also into the first a line from `soon`
@@ -234,9 +233,9 @@ typedef struct moe_kernels {
                             const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_pack_columns_fn_ pack_columns[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_DTYPE_COUNT_];                       /* or NULL; MOE_TILE_ROWS rows, an even k */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
+  void (*unpair_panel)(float *panel, const void *pairs, int64_t k); /* back; or NULL */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */
   moe_stream_fn_ stream_fp8;                                      /* columns of codes */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
@@ -253,8 +252,8 @@ typedef struct moe_kernels {
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
   void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
-  /* 32-bit words: at most 64 x 64, src 64 apart, dst `pitch` */
-  void (*transpose_tile)(void *dst, int64_t pitch, const void *src, int64_t rows, int64_t cols);
+  /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
+  void (*transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */

@@ -20,7 +20,7 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
                                   int64_t i0, int64_t n, const float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
-  call->group.kernels.transpose_tile(columns, MOE_PANEL, x, rows, n);
+  call->group.kernels.transpose_tile(columns, MOE_SQUARE_, x, MOE_SQUARE_, rows, n);
   call->group.kernels.store_rows[call->checkpoint_dtype](
       (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
@@ -33,7 +33,7 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
                                moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
   call->group.kernels.load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
-  call->group.kernels.transpose_tile(x, MOE_PANEL, columns, n, rows);
+  call->group.kernels.transpose_tile(x, MOE_SQUARE_, columns, MOE_SQUARE_, n, rows);
 }
 
 typedef struct moe_blank_ {

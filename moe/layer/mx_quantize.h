@@ -153,14 +153,14 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
   float rows[MOE_PANEL * MOE_PANEL] = {0}, columns[MOE_PANEL * MOE_PANEL] = {0};
   if (!job->decode) {
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_PANEL, (at + i) * job->lines + line, lines, 0);
-    job->kernels.transpose_tile(columns, MOE_PANEL, rows, n, lines);
+    job->kernels.transpose_tile(columns, MOE_SQUARE_, rows, MOE_SQUARE_, n, lines);
   }
   for (int64_t j = 0; j < lines; j++) {
     char *x = (char *)(columns + j * MOE_PANEL);
     moe_mx_line_(job, MOE_DTYPE_F32, x, x, line + j, at, n);
   }
   if (job->decode) {
-    job->kernels.transpose_tile(rows, MOE_PANEL, columns, lines, n);
+    job->kernels.transpose_tile(rows, MOE_SQUARE_, columns, MOE_SQUARE_, lines, n);
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_PANEL, (at + i) * job->lines + line, lines, 1);
   }
 }

@@ -63,9 +63,9 @@ MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ 
   float rows[MOE_PANEL * MOE_PANEL], columns[MOE_PANEL * MOE_PANEL];
   memcpy(rows, panel, (size_t)(k * MOE_PANEL) * sizeof *rows);
   memset(rows + k * MOE_PANEL, 0, sizeof rows - (size_t)(k * MOE_PANEL) * sizeof *rows);
-  kernels->transpose_tile(columns, MOE_PANEL, rows, k, MOE_PANEL);
+  kernels->transpose_tile(columns, MOE_SQUARE_, rows, MOE_SQUARE_, k, MOE_PANEL);
   for (int64_t j = 0; j < MOE_PANEL; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_PANEL, k);
-  kernels->transpose_tile(rows, MOE_PANEL, columns, MOE_PANEL, k);
+  kernels->transpose_tile(rows, MOE_SQUARE_, columns, MOE_SQUARE_, MOE_PANEL, k);
   memcpy(panel, rows, (size_t)(k * MOE_PANEL) * sizeof *rows);
   moe_mx_fit_(kernels, dtype, panel, k * MOE_PANEL);
 }

@@ -93,7 +93,7 @@ MOE_FN void moe_patch_pack_turned_(const moe_weight_patch_ *p, float *panel) {
     part.count = n;
     part.across = 0;
     moe_patch_pack_down_(&part, rows);
-    p->kernels->transpose_tile(columns, MOE_PANEL, rows, MOE_PANEL, n);
+    p->kernels->transpose_tile(columns, MOE_SQUARE_, rows, MOE_SQUARE_, MOE_PANEL, n);
     memcpy(panel + at * MOE_PANEL, columns, (size_t)(n * MOE_PANEL) * sizeof *panel);
   }
 }

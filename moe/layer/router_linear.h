@@ -37,7 +37,8 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_turn_ *turn) {
   (void)turn;
   if (w->transposed) {
     const int64_t at = item * MOE_PANEL, n = moe_min_(MOE_PANEL, w->H - at);
-    w->kernels->pack_columns[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, item), w->data + at * row, row, w->E, n);
+    moe_pack_columns_(w->kernels, MOE_PANEL_F32, w->dtype, moe_router_panel_(w, item), w->data + at * row, row, w->E,
+                      n);
     return;
   }
   const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_PIECE_), panel = item / pieces,
