@@ -29,8 +29,9 @@ MOE_FN int moe_cpu_has_(moe_isa isa) {
 #endif
 }
 
-MOE_FN moe_isa moe_cpu_best_(moe_isa limit) {
-  int isa = (int)limit;
+/* Each has all that those before it have. */
+MOE_FN moe_isa moe_cpu_best_(void) {
+  int isa = MOE_ISA_AVX512BF16;
   while (isa > 0 && !moe_cpu_has_((moe_isa)isa)) isa--;
   return (moe_isa)isa;
 }

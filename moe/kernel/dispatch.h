@@ -2,9 +2,9 @@
 #ifndef MOE_KERNEL_DISPATCH_H
 #define MOE_KERNEL_DISPATCH_H
 
-static atomic_int
-    moe_isa_word_; /* 0 = not looked yet, else the instruction set + 1, and whether the user asked for it */
-enum { MOE_ISA_ASKED_ = 256 };
+/* 0: not looked yet; else the best instruction set there is + 1 and, from bit 8 on, the one that the user asked for + 1
+   or 0. */
+static atomic_int moe_isa_word_;
 
 /* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the
    f32 kernels give the same bits in half the time there. */
@@ -30,23 +30,29 @@ MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
   t->isa = isa;
 }
 
-/* The CPU is asked once: CPUID is slow under a hypervisor. */
-MOE_FN int moe_isa_chosen_(void) {
+/* The best instruction set, and the one asked for or -1. The CPU is asked once: CPUID is slow under a hypervisor. */
+MOE_FN int moe_isa_best_(int *asked) {
   int word = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed);
   if (word == 0) {
-    word = (int)moe_cpu_best_(MOE_ISA_AVX512BF16) + 1;
+    word = (int)moe_cpu_best_() + 1;
     atomic_store_explicit(&moe_isa_word_, word, memory_order_relaxed);
   }
-  return word;
+  *asked = (word >> 8) - 1;
+  return (word & 255) - 1;
 }
 
-moe_isa moe_isa_active(void) { return (moe_isa)(moe_isa_chosen_() % MOE_ISA_ASKED_ - 1); }
+moe_isa moe_isa_active(void) {
+  int asked;
+  const int best = moe_isa_best_(&asked);
+  return (moe_isa)(asked < 0 ? best : asked);
+}
 
 /* A call fills its own table, on its stack, and keeps it to its end: moe_isa_limit cannot change a call under way. */
 MOE_FN moe_kernels moe_kernels_(void) {
-  const int word = moe_isa_chosen_();
+  int asked;
+  const int best = moe_isa_best_(&asked);
   moe_kernels t;
-  moe_fill_table_(&t, (moe_isa)(word % MOE_ISA_ASKED_ - 1), word >= MOE_ISA_ASKED_ || !moe_cpu_prefers_fma_());
+  moe_fill_table_(&t, (moe_isa)(asked < 0 ? best : asked), asked >= 0 || !moe_cpu_prefers_fma_());
   return t;
 }
 
@@ -60,11 +66,16 @@ const char *moe_isa_name(moe_isa isa) {
   return "unknown";
 }
 
-int moe_isa_supported(moe_isa isa) { return (int)isa >= 0 && isa <= MOE_ISA_AVX512BF16 && moe_cpu_has_(isa); }
+int moe_isa_supported(moe_isa isa) {
+  int asked;
+  return (int)isa >= 0 && (int)isa <= moe_isa_best_(&asked);
+}
 
 moe_status moe_isa_limit(moe_isa isa) {
   if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;
-  atomic_store_explicit(&moe_isa_word_, (int)moe_cpu_best_(isa) + 1 + MOE_ISA_ASKED_, memory_order_relaxed);
+  int asked;
+  const int best = moe_isa_best_(&asked);
+  atomic_store_explicit(&moe_isa_word_, best + 1 + ((int)moe_min_(best, isa) + 1) * 256, memory_order_relaxed);
   return MOE_OK;
 }
 

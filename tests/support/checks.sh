@@ -38,6 +38,10 @@ compilers() {
   done
 }
 
+# What the library is to be compiled with, and what is excused: clang 19 finds -Ofast old-fashioned.
+strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+tolerate() { case $("$1" --version) in *clang*) echo "-Wno-unknown-warning-option -Wno-deprecated-ofast" ;; esac; }
+
 has_openmp() { # compiler
   printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n' >"$work/omp.c"
   "$1" -fopenmp "$work/omp.c" -o "$work/omp" >/dev/null 2>&1
