@@ -192,22 +192,25 @@ static void test_large(void **state) {
   test_use_best_isa();
 }
 
-/* Every scale with every code. */
+/* Every scale with every code, to every type. */
 static void test_every_pair(void **state) {
   const struct element *f = (const struct element *)*state;
   static uint8_t codes[65536], scales[256 * 16];
-  static float actual[256 * 512];
+  static float x[256 * 512], actual[256 * 512], expected[256 * 512];
   const int columns = f->bits == 8 ? 256 : 512;
   for (int i = 0; i < 65536; i++) codes[i] = (uint8_t)i;
   for (int i = 0; i < 256 * columns / 32; i++) scales[i] = (uint8_t)(i / (columns / 32));
-  const moe_dequantize_mx_args d = {
+  for (int i = 0; i < 256 * columns; i++) x[i] = float_of(mx_dequantized(f, i / columns, element_get(f, codes, i)));
+  moe_dequantize_mx_args d = {
       .element = f->id, .rows = 256, .columns = columns, .codes = codes, .scales = scales, .plain = actual};
-  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
-    if (!test_use_isa(isa)) continue;
+  for (int i = 0; i < 4 * TEST_ISA_COUNT; i++) {
+    if (!test_use_isa(i / 4)) continue;
+    d.dtype = (moe_dtype)(i % 4);
     memset(actual, 0x5a, sizeof actual);
+    memset(expected, 0x5a, sizeof expected);
+    to_dtype(d.dtype, expected, x, 256 * columns);
     assert_int_equal(moe_dequantize_mx(NULL, &d), MOE_OK);
-    for (int i = 0; i < 256 * columns; i++)
-      assert_int_equal(bits_of(actual[i]), mx_dequantized(f, i / columns, element_get(f, codes, i)));
+    assert_memory_equal(actual, expected, sizeof actual);
   }
   test_use_best_isa();
 }

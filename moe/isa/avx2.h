@@ -40,6 +40,7 @@ MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi3
 MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) { return _mm256_or_si256(_mm256_and_si256(m, a), b); }
 MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
 MOE_INLINE __m256i moe_sub2x16_avx2(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
+MOE_INLINE __m256i moe_lt2x16_avx2(__m256i a, __m256i b) { return _mm256_cmpgt_epi16(b, a); }
 MOE_INLINE __m256i moe_subs2x16_avx2(__m256i a, __m256i b) { return _mm256_subs_epu16(a, b); }
 MOE_INLINE __m256i moe_srl2x16_avx2(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
 MOE_INLINE __m256i moe_lookup2x16_avx2(const uint8_t *table, __m256i entry) {
@@ -116,6 +117,7 @@ MOE_INLINE void moe_store8n_avx2(void *p, __m256i x, int64_t n) {
 }
 
 MOE_INLINE __m256i moe_load2x16_avx2(const void *p) { return moe_loadi_avx2(p); }
+MOE_INLINE void moe_store2x16_avx2(void *p, __m256i x) { moe_storei_avx2(p, x); }
 /* Packing leaves a lane of the one vector beside a lane of the other. */
 MOE_INLINE __m256i moe_signs_avx2(const __m256i *signs) {
   return _mm256_and_si256(_mm256_packs_epi16(signs[0], signs[1]), _mm256_set1_epi8(INT8_MIN));

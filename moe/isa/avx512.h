@@ -40,6 +40,7 @@ MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_ep
 MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
 MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
 MOE_INLINE __m512i moe_sub2x16_avx512(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
+MOE_INLINE __m512i moe_lt2x16_avx512(__m512i a, __m512i b) { return _mm512_movm_epi16(_mm512_cmplt_epi16_mask(a, b)); }
 MOE_INLINE __m512i moe_subs2x16_avx512(__m512i a, __m512i b) { return _mm512_subs_epu16(a, b); }
 MOE_INLINE __m512i moe_srl2x16_avx512(__m512i a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
 MOE_INLINE __m512i moe_lookup2x16_avx512(const uint8_t *table, __m512i entry) {
@@ -91,6 +92,7 @@ MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
 }
 
 MOE_INLINE __m512i moe_load2x16_avx512(const void *p) { return moe_loadi_avx512(p); }
+MOE_INLINE void moe_store2x16_avx512(void *p, __m512i x) { moe_storei_avx512(p, x); }
 MOE_INLINE void moe_store32x8_avx512(void *p, const __m512i *x, const __m512i *signs) {
   const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(*signs, 8), _mm512_set1_epi16(0x80));
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(_mm512_or_si512(*x, sign)));

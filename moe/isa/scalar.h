@@ -30,7 +30,7 @@
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
      store2_upper                    store2_bf16 of what bf16 holds: not rounded
      largest_*                       the largest bit pattern of a magnitude, as a float, of groups of 32 elements
-     load2x16                        2W 16-bit words, two in a lane
+     load2x16 store2x16              2W 16-bit words, two in a lane
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
                                      8, with the signs (bit 15) of as many others
      load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
@@ -93,6 +93,9 @@ MOE_INLINE uint32_t moe_sub2x16_scalar(uint32_t a, uint32_t b) {
   return moe_mux_scalar(0xffffu, a - b, (a & 0xffff0000u) - (b & 0xffff0000u));
 }
 MOE_INLINE uint32_t moe_subs2x16_scalar(uint32_t a, uint32_t b) { return a - moe_min2x16_scalar(a, b); }
+MOE_INLINE uint32_t moe_lt2x16_scalar(uint32_t a, uint32_t b) {
+  return ((a & 0xffffu) < (b & 0xffffu) ? 0xffffu : 0) | (a >> 16 < b >> 16 ? 0xffff0000u : 0);
+}
 MOE_INLINE uint32_t moe_srl2x16_scalar(uint32_t a, int n) { return a >> n & (0xffffu >> n) * 0x00010001u; }
 MOE_INLINE uint32_t moe_lookup2x16_scalar(const uint8_t *table, uint32_t entry) {
   return (uint32_t)table[entry & 15u] | (uint32_t)table[entry >> 16 & 15u] << 16;
@@ -162,6 +165,9 @@ MOE_INLINE uint32_t moe_loadu8_scalar(const void *p) { return *(const uint8_t *)
 MOE_INLINE void moe_store8_scalar(void *p, uint32_t x) { *(uint8_t *)p = (uint8_t)x; }
 MOE_INLINE uint32_t moe_load2x16_scalar(const void *p) {
   return (uint32_t)((const uint16_t *)p)[0] | (uint32_t)((const uint16_t *)p)[1] << 16;
+}
+MOE_INLINE void moe_store2x16_scalar(void *p, uint32_t x) {
+  for (int i = 0; i < 2; i++) ((uint16_t *)p)[i] = (uint16_t)(x >> 16 * i);
 }
 MOE_INLINE void moe_store32x8_scalar(void *p, const uint32_t *x, const uint32_t *signs) {
   for (int i = 0; i < 32; i++)

@@ -54,29 +54,29 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   return groups;
 }
 
-MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                         const moe_numbers_ *numbers) {
-  const moe_numbers_ q = *numbers;
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
-  char *to = (char *)x;
-  MOE_V(f) factor = MOE_V(set1)(q.factor);
-  for (int64_t g = 0; g < groups; g++, to += 32 * size, codes += step) {
-    __builtin_prefetch(codes + step * q.ahead);
-    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q.ahead, 1);
+/* Groups [g, n), up to the first that is not decoded here; returns where it stopped. */
+MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t g, int64_t n,
+                                           const moe_numbers_ *q) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
+  MOE_V(f) factor = MOE_V(set1)(q->factor);
+  codes += g * step, to += g * 32 * size;
+  for (; g < n; g++, to += 32 * size, codes += step) {
+    __builtin_prefetch(codes + step * q->ahead);
+    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q->ahead, 1);
     /* bf16 holds every element under such a scale. */
     const int exact = MOE_FORMAT_UPPER && scales && MOE_PLAIN_SCALE_(scales[g]);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));
     }
-    if (q.wide && MOE_K(special_codes)(codes, &q)) return g;
+    if (q->wide && MOE_K(special_codes)(codes, q)) return g;
     for (int i = 0; i < 16; i += MOE_W) {
       MOE_V(f) even, odd;
       MOE_V(i) signs = MOE_V(set1i)(0u);
-      if (q.wide) {
+      if (q->wide) {
         const MOE_V(i) both = MOE_V(load2x8)(codes + 2 * i);
-        even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift)), &q);
-        odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q.shift - 16)), &q);
+        even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q->shift)), q);
+        odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q->shift - 16)), q);
         signs = MOE_V(slli)(MOE_V(andi)(both, MOE_V(set1i)(0x00800080u)), 8);
       } else {
         const MOE_V(i) both = MOE_V(loadu8)(codes + i);
@@ -88,6 +88,37 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
       if (exact) MOE_V(store2_upper)(to + 2 * i * size, even, odd, signs);
       else MOE_VF(store2)(to + 2 * i * size, even, odd, signs);
     }
+  }
+  return g;
+}
+
+/* fp8 under scale bytes: bf16 holds every element, and the others come from it. Returns how many groups were for
+   here. */
+MOE_INLINE int64_t MOE_KF(dequantize_halves)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                             const moe_numbers_ *q) {
+  moe_bf16 halves[MOE_GROUPS_SOME_ * 32];
+  if (MOE_FORMAT_UPPER) return MOE_K(halves_back)(to, codes, scales, groups, q);
+  for (int64_t g = 0; g < groups; g += MOE_GROUPS_SOME_) {
+    const int64_t some = moe_min_(MOE_GROUPS_SOME_, groups - g);
+    const int64_t n = MOE_K(halves_back)((char *)halves, codes + 32 * g, scales + g, some, q);
+    for (int64_t i = 0; i < 32 * n; i += MOE_W, to += MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE))
+      MOE_VF(store)(to, MOE_V(load_bf16)(halves + i));
+    if (n < some) return g + n;
+  }
+  return groups;
+}
+
+MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                         const moe_numbers_ *numbers) {
+  const moe_numbers_ q = *numbers;
+  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const int halves = MOE_W > 1 && scales && q.wide;
+  char *to = (char *)x;
+  for (int64_t g = 0, end; g < groups;) {
+    if (MOE_W > 1 && halves) g += MOE_KF(dequantize_halves)(to + g * size, codes + 32 * g, scales + g, groups - g, &q);
+    end = halves ? moe_min_(groups, g + 1) : groups;
+    g = MOE_KF(dequantize_some)(to, codes, scales, g, end, &q);
+    if (g < end) return g;
   }
   return groups;
 }

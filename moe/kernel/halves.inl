@@ -53,3 +53,35 @@ MOE_INLINE int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from, cons
                                           int64_t n, const moe_numbers_ *q) {
   return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1) : MOE_K(halves_run)(codes, from, some, g, n, q, 0);
 }
+
+/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
+   returns how many. What is subnormal as a code lies below its place among normal ones (`below`). */
+MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                  const moe_numbers_ *q) {
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x00800080u);
+  const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
+  const MOE_V(i) finite = MOE_V(set1i)((q->first_infinity - 1) * 0x00010001u);
+  const MOE_V(i) number = MOE_V(set1i)((q->first_nan - 1) * 0x00010001u);
+  const MOE_V(i) infinity = MOE_V(set1i)(0x7f807f80u), quiet = MOE_V(set1i)(0x00400040u);
+  const int shift = (int)q->shift - 16;
+  const uint32_t unscaled = (q->rebias >> q->shift) - (127u << (7 - shift)); /* exponent 0, in codes' steps */
+  int64_t g = 0;
+  for (; g < groups && scales[g] >= MOE_SCALE_CLEAR_ && MOE_PLAIN_SCALE_(scales[g]); g++) {
+    const MOE_V(i) zero = MOE_V(set1i)((unscaled + ((uint32_t)scales[g] << (7 - shift))) * 0x00010001u);
+    __builtin_prefetch(codes + 32 * (g + q->ahead));
+    __builtin_prefetch(to + 64 * (g + q->ahead), 1);
+    MOE_UNROLL_FEW
+    for (int i = 0; i < 16; i += MOE_W) {
+      const MOE_V(i) code = MOE_V(load2x8)(codes + 32 * g + 2 * i), magnitude = MOE_V(andi)(code, magnitudes);
+      const MOE_V(i) below = MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last));
+      const MOE_V(i) placed = MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(magnitude, zero), below), shift);
+      const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
+      const MOE_V(i) sign = MOE_V(subs2x16)(MOE_V(slli)(MOE_V(andi)(code, signs), 8), nan);
+      MOE_V(i) x = MOE_V(andi)(placed, MOE_V(lt2x16)(none, magnitude));
+      x = MOE_V(ori)(MOE_V(subs2x16)(x, infinite), MOE_V(andi)(infinite, infinity));
+      x = MOE_V(ori)(x, MOE_V(andi)(nan, quiet));
+      MOE_V(store2x16)(to + 64 * g + 4 * i, MOE_V(ori)(x, sign));
+    }
+  }
+  return g;
+}

@@ -100,7 +100,8 @@ typedef struct moe_numbers_ {
   int drop;                  /* that is a NaN, without a sign */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
   uint32_t limit;            /* bits of the largest scaled magnitude whose code has a sign */
-  uint32_t rebias, first_infinity;
+  uint32_t rebias, first_infinity, first_nan;
+  uint8_t below[16];         /* fp8 magnitudes are so many steps above where a normal number of their value would be */
   int64_t ahead; /* groups, about, that are fetched before their turn */
 } moe_numbers_;
 

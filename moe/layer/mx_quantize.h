@@ -81,10 +81,15 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
   q.wide = moe_wide_(f);
   q.away = cast->away, q.shift = (uint32_t)f->shift;
   q.ahead = 64;
-  q.rebias = f->rebias, q.first_infinity = f->first_infinity;
+  q.rebias = f->rebias, q.first_infinity = f->first_infinity, q.first_nan = f->first_nan;
   q.most = cast->overflow, q.least = q.rebias + (1u << 23);
   q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);
   q.drop = f->nan != 0 && cast->overflow == f->nan;
+  for (int code = 1, steps = 1 << (23 - f->shift); q.wide && code < steps; code++) {
+    int down = 0;
+    while (code << down < steps) down++;
+    q.below[code] = (uint8_t)(code - ((1 - down) * steps + (code << down) - steps));
+  }
   q.limit = q.drop ? (f->max << q.shift) + q.rebias : MOE_SUM_LIMIT_;
   return q;
 }
