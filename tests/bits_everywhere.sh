@@ -1,6 +1,6 @@
 #!/bin/sh
-# bits_everywhere.sh: the library compiles without warnings, and the hashes of bits_hash are the same, with every compiler,
-# optimisation level, instruction set, thread count and machine; and tests hold under -Ofast.
+# bits_everywhere.sh: the library compiles without warnings, and the hashes of bits_hash are the same, with every
+# compiler, optimisation level, instruction set, thread count and machine; and tests hold under -Ofast.
 . "$(dirname "$0")/support/checks.sh"
 
 support=$root/tests/support
@@ -72,7 +72,8 @@ for compiler in $(compilers); do
       check_native "$name" "$work/program"
       check "$name, large shapes, scalar" same "$first_large" "$work/program" --isa scalar --large
       check "$name, large shapes, best" same "$first_large" "$work/program" --large --threads 5
-      check "$name, real threads, builds" build_hash "$compiler" "$flags -D_DEFAULT_SOURCE -pthread -DBITS_HASH_THREADS" &&
+      check "$name, real threads, builds" \
+        build_hash "$compiler" "$flags -D_DEFAULT_SOURCE -pthread -DBITS_HASH_THREADS" &&
         check "$name, real threads, 3, shuffled" same "$first" "$work/program" --threads 3 --schedule 2
       continue
       ;;

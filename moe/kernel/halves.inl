@@ -1,6 +1,6 @@
-/* Groups of 32 bf16 to codes in 16-bit lanes. Under a scale that is a power of two, dividing moves an exponent and
-   rounding drops the last bits of a fraction that is short already: no float is needed, and twice as many elements fit
-   into a vector. For vectors only, ties to even, and codes that all have a sign. */
+/* Groups of 32 bf16 to codes, and fp8 codes to bf16, in 16-bit lanes. Under a scale that is a power of two, dividing
+   moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
+   as many elements fit into a vector. For vectors only; to codes with ties to even, and codes that all have a sign. */
 
 /* Magnitudes to fp8 codes whose fraction is `shift` bits shorter, unbounded; marks the lanes that would be subnormal
    codes, which are left as they fall. `zero`: exponent 0 of the code, in its place. */
