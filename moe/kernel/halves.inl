@@ -2,16 +2,17 @@
    moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
    as many elements fit into a vector. For vectors only; to codes with ties to even, and codes that all have a sign. */
 
-/* Magnitudes to fp8 codes whose fraction is `shift` bits shorter, unbounded; marks the lanes that would be subnormal
-   codes, which are left as they fall. `zero`: exponent 0 of the code, in its place. */
-MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int shift, MOE_V(i) *marks) {
-  const uint32_t deep = (uint32_t)(7 - shift) << 7; /* what is further below rounds to zero */
-  const MOE_V(i) above = MOE_V(sub2x16)(magnitude, MOE_V(subi)(zero, MOE_V(set1i)(deep * 0x00010001u)));
-  const MOE_V(i) number = MOE_V(subs2x16)(magnitude, zero);
-  const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(number, shift), MOE_V(set1i)(0x00010001u));
+/* What is further below exponent 0 of an fp8 code rounds to zero. */
+MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
+
+/* Magnitudes to fp8 codes whose fraction is `shift` bits shorter, unbounded; those that would be subnormal are left as
+   they fall, and `lowest` is then less than 127 above halves_deep. `zero`: exponent 0 of the code, in its place. */
+MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int shift, MOE_V(i) *lowest) {
   const MOE_V(i) half = MOE_V(set1i)(((1u << (shift - 1)) - 1) * 0x00010001u);
-  *marks = MOE_V(ori)(*marks, MOE_V(subs2x16)(MOE_V(set1i)((deep + 127) * 0x00010001u), above));
-  return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(addi)(number, odd), half), shift);
+  const MOE_V(i) deep = MOE_V(subi)(zero, MOE_V(set1i)(MOE_K(halves_deep)(shift) * 0x00010001u));
+  const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, shift), MOE_V(set1i)(0x00010001u));
+  *lowest = MOE_V(min2x16)(*lowest, MOE_V(sub2x16)(magnitude, deep));
+  return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
 }
 
 /* Magnitudes to e2m1 codes, none left out. From half of the least code on, every 64 steps of bf16 end at a code or
@@ -30,21 +31,22 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
+  const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
   for (; g < n && !some->aside[g]; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
-    MOE_V(i) marks = MOE_V(set1i)(0u), x[16 / MOE_W], code[16 / MOE_W];
+    MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
     __builtin_prefetch(from + 64 * (g + q->ahead));
     __builtin_prefetch(codes + step * (g + q->ahead), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-      code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &marks) : MOE_K(halves_narrow)(magnitude, zero);
+      code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &lowest) : MOE_K(halves_narrow)(magnitude, zero);
       code[i] = MOE_V(min2x16)(code[i], most);
     }
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
     else MOE_V(store32x4)(codes + step * g, code, x);
-    if (wide && MOE_V(anyi)(marks)) return g;
+    if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) return g;
   }
   return g;
 }
