@@ -10,6 +10,7 @@
 struct scaled_case {
   moe_quantize_scaled_args q;
   const struct element *f;
+  int exponent; /* 0: numbers of many sizes; else see fill_every */
   int64_t block_rows, block_columns, across, count, blocks;
   float *x, *scales, *back;
   uint8_t *codes;
@@ -44,6 +45,15 @@ static void fill(struct scaled_case *c, uint64_t *rng) {
   }
   convert(c->q.dtype, c->plain, c->x, c->count);
   widen(c->q.dtype, c->x, c->plain, c->count);
+}
+
+/* In a row every bf16 from one of that exponent on down, whichever sign; other fractions in other rows. */
+static void fill_every(struct scaled_case *c) {
+  for (int64_t i = 0; i < c->count; i++) {
+    const int64_t row = i / c->q.columns, top = c->exponent * 128 + row * 37 % 128, bits = top - i % c->q.columns;
+    c->x[i] = float_of((uint32_t)(bits > 0 ? bits : 0) << 16 | (uint32_t)(i % 2) << 31);
+  }
+  convert(c->q.dtype, c->plain, c->x, c->count);
 }
 
 static int64_t block_of(const struct scaled_case *c, int64_t i) {
@@ -110,7 +120,8 @@ static void check(struct scaled_case *c, uint64_t *rng, int given) {
   c->codes = malloc(n), c->scales = malloc((size_t)c->blocks * 4);
   float *scales = malloc((size_t)c->blocks * 4);
   assert_true(c->x && c->back && c->plain && c->plain_back && c->codes && c->scales && scales);
-  fill(c, rng);
+  if (c->exponent) fill_every(c);
+  else fill(c, rng);
   want_scales(c, scales);
   if (given)
     for (int64_t b = 0; b < c->blocks; b++)
@@ -135,6 +146,22 @@ static void test_blocks(void **state) {
       c.q.rows = sizes[test_random_range(&rng, 0, 5)], c.q.columns = sizes[test_random_range(&rng, 0, 8)];
       c.q.block_rows = blocks[test_random_range(&rng, 0, 7)], c.q.block_columns = blocks[test_random_range(&rng, 0, 7)];
       check(&c, &rng, test_random_chance(&rng, 3));
+    }
+  test_use_best_isa();
+}
+
+/* All fractions of a scale, all bf16 under it, from the largest code to far below the least. */
+static void test_every_bf16(void **state) {
+  (void)state;
+  static const int exponents[] = {127, 38, 39, 40, 41, 228, 229, 230, 231, 254, 1, 129};
+  uint64_t rng = 6;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int i = 0; i < 12 && test_use_isa(isa); i++) {
+      struct scaled_case c = {.exponent = exponents[i]};
+      c.q = (moe_quantize_scaled_args){.element = (moe_element)(i % 3), .cast = (uint32_t)(i / 3), .block_rows = 1};
+      c.q.dtype = MOE_DTYPE_BF16, c.q.rows = test_cases(128, 8), c.q.columns = 36 * 128;
+      c.f = &elements[c.q.element];
+      check(&c, &rng, 0);
     }
   test_use_best_isa();
 }
@@ -179,6 +206,7 @@ static void test_bad_input(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), cmocka_unit_test(test_bad_input)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), cmocka_unit_test(test_every_bf16),
+                                     cmocka_unit_test(test_bad_input)};
   return cmocka_run_group_tests_name("scaled", tests, NULL, NULL);
 }

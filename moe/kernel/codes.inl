@@ -86,7 +86,7 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
   const uint32_t rebias = (q->rebias >> 16) - (127u << 7);
   uint8_t bytes[MOE_GROUPS_SOME_];
   MOE_V(i) top = none;
-  for (int i = 0; i < MOE_GROUPS_SOME_; i += MOE_W) {
+  for (int64_t i = 0; i < groups; i += MOE_W) {
     const MOE_V(i) most = MOE_V(loadi)(amax + i);
     top = MOE_V(maxi)(top, most);
     const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);

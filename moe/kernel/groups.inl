@@ -34,16 +34,19 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
                                        const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers; /* nothing that is stored can change it */
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
-  const int halves = MOE_KF(halves_here) && scales && !q.away;
   const char *from = (const char *)x;
   moe_some_groups_ some;
-  for (int64_t at = 0; at < groups; at += MOE_GROUPS_SOME_) {
-    const int64_t count = moe_min_(MOE_GROUPS_SOME_, groups - at);
+  MOE_K(octave_) octave;
+  const int scaled = MOE_KF(halves_here) && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(octave_of)(&octave, &q);
+  const int halves = scaled || (MOE_KF(halves_here) && scales && !q.away);
+  for (int64_t at = 0, count; at < groups; at += count) {
+    count = q.known ? groups : moe_min_(MOE_GROUPS_SOME_, groups - at);
     uint32_t amax[MOE_GROUPS_SOME_] = {0};
     for (int64_t g = 0; g < count && !q.known; g++) amax[g] = MOE_VF(largest)(from + g * size, 1);
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
-      if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q);
+      if (MOE_KF(halves_here) && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q);
+      else if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q);
       end = halves ? moe_min_(n, g + 1) : n;
       g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q);
       if (g < end) return at + g;

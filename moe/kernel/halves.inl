@@ -15,13 +15,13 @@ MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int sh
   return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
 }
 
-/* Magnitudes to e2m1 codes, none left out. From half of the least code on, every 64 steps of bf16 end at a code or
-   between two; what is added, by entry, makes 64 of the code and 2 from where it begins. */
-MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) zero) {
+/* Magnitudes to e2m1 codes, none left out, unbounded. From half of the least code on, at `bottom`, every 64 steps of
+   bf16 end at a code or between two; what is added, by entry, makes 64 of the code and 2 from where it begins. */
+MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom, MOE_V(i) two) {
   static const uint8_t add[16] = {191, 128, 64, 64, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32};
-  const MOE_V(i) number = MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, MOE_V(set1i)(128 * 0x00010001u)));
+  const MOE_V(i) number = MOE_V(subs2x16)(magnitude, bottom);
   const MOE_V(i) sum = MOE_V(addi)(number, MOE_V(lookup2x16)(add, MOE_V(srl2x16)(number, 6)));
-  return MOE_V(subi)(MOE_V(srl2x16)(sum, 6), MOE_V(set1i)(0x00020002u));
+  return MOE_V(subi)(MOE_V(srl2x16)(sum, 6), two);
 }
 
 /* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
@@ -32,16 +32,19 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
   const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
+  const MOE_V(i) two = MOE_V(set1i)(0x00020002u), octave = MOE_V(set1i)(0x00800080u);
+  const int64_t ahead = q->ahead;
   for (; g < n && !some->aside[g]; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
     MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
-    __builtin_prefetch(from + 64 * (g + q->ahead));
-    __builtin_prefetch(codes + step * (g + q->ahead), 1);
+    __builtin_prefetch(from + 64 * (g + ahead));
+    __builtin_prefetch(codes + step * (g + ahead), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-      code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &lowest) : MOE_K(halves_narrow)(magnitude, zero);
+      code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &lowest)
+                     : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, octave), two);
       code[i] = MOE_V(min2x16)(code[i], most);
     }
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
@@ -51,9 +54,74 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   return g;
 }
 
-MOE_INLINE int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
-                                          int64_t n, const moe_numbers_ *q) {
+MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from,
+                                                                const moe_some_groups_ *some, int64_t g, int64_t n,
+                                                                const moe_numbers_ *q) {
   return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1) : MOE_K(halves_run)(codes, from, some, g, n, q, 0);
+}
+
+/* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
+   in every octave in which codes are normal, and eight neighbours never hold two steps. Entry i of `within`, of bf16
+   8*i to 8*i+7, is 8 times their least lead over what is left of their own bits, and how many of them are one further;
+   `base` is what all are too far. */
+typedef struct MOE_K(octave_) {
+  uint8_t within[16];
+  uint32_t base;
+} MOE_K(octave_);
+
+/* Whether there is one: not where bf16 ends. */
+MOE_FN int MOE_K(octave_of)(MOE_K(octave_) *octave, const moe_numbers_ *q) {
+  static const float sixteenths[16] = {1.0f,    1.0625f, 1.125f,  1.1875f, 1.25f,   1.3125f, 1.375f,  1.4375f,
+                                       1.5f,    1.5625f, 1.625f,  1.6875f, 1.75f,   1.8125f, 1.875f,  1.9375f};
+  const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */
+  const int shift = (int)q->shift - 16;
+  const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((bits & 0x007fffffu) | 0x3f800000u));
+  const MOE_V(i) low = MOE_V(set1i)(0xffffu);
+  uint32_t sum[16], first[MOE_W];
+  if (unit < 32 || unit > 222) return 0;
+  for (int i = 0; i < 16; i += MOE_W) {
+    MOE_V(f) x = MOE_V(load)(sixteenths + i);
+    MOE_V(i) all = MOE_V(set1i)(0u);
+    for (int j = 0; j < 8; j++, x = MOE_V(add)(x, MOE_V(set1)(0x1p-7f)))
+      all = MOE_V(addi)(all, MOE_V(andi)(MOE_K(number)(MOE_V(mul)(x, factor), q), low));
+    MOE_V(storei)(sum + i, all);
+  }
+  MOE_V(storei)(first, MOE_V(andi)(MOE_K(number)(factor, q), low));
+  const uint32_t lead = first[0] - 1; /* of the others none leads by less */
+  for (uint32_t i = 0; i < 16; i++) octave->within[i] = (uint8_t)(sum[i] - 8 * ((8 * i >> shift) + lead));
+  octave->base = (unit << (7 - shift)) - lead;
+  return 1;
+}
+
+/* Groups [g, n), as above, of what is within the largest code. */
+MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, const char *from,
+                                                              const MOE_K(octave_) *octave, int64_t g, int64_t n,
+                                                              const moe_numbers_ *q) {
+  const int shift = (int)q->shift - 16, fraction = 7 - shift;
+  const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(octave->base * 0x00010001u);
+  const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu), seven = MOE_V(set1i)(0x00070007u);
+  const MOE_V(i) bottom = MOE_V(set1i)((octave->base - deep) * 0x00010001u);
+  const MOE_V(i) subnormal = MOE_V(set1i)((deep + (1u << fraction)) * 0x00010001u);
+  const int64_t ahead = q->ahead;
+  for (; g < n; g++) {
+    MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
+    __builtin_prefetch(from + 64 * (g + ahead));
+    __builtin_prefetch(codes + 32 * (g + ahead), 1);
+    MOE_UNROLL_FEW
+    for (int i = 0; i < 16 / MOE_W; i++) {
+      x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
+      const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
+      const MOE_V(i) within = MOE_V(lookup2x16)(octave->within, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
+      const MOE_V(i) lead = MOE_V(srl2x16)(MOE_V(addi)(MOE_V(andi)(magnitude, seven), within), 3);
+      const MOE_V(i) sum = MOE_V(addi)(MOE_V(srl2x16)(magnitude, shift), lead);
+      lowest = MOE_V(min2x16)(lowest, MOE_V(sub2x16)(sum, bottom));
+      code[i] = MOE_V(subs2x16)(sum, base);
+    }
+    MOE_V(store32x8)(codes + 32 * g, code, x);
+    if (MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) return g;
+  }
+  return g;
 }
 
 /* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;

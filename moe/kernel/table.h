@@ -94,7 +94,7 @@ typedef struct moe_numbers_ {
   int wide;                  /* codes of 8 bits */
   moe_scale_ rule;           /* of scale bytes */
   float factor;              /* where there are none */
-  int known;                 /* there are none, and all are numbers: that is not looked at */
+  int known;                 /* there are none, and all are numbers within the largest code: that is not looked at */
   uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
   uint32_t most;             /* the code of what is too large */
   int drop;                  /* that is a NaN, without a sign */
@@ -112,7 +112,7 @@ enum { MOE_SUM_LIMIT_ = 200 << 23 };
 #define MOE_SCALE_CLEAR_ 32
 
 /* Groups on their way to codes: their scales are found before they are encoded, so that neither waits for the other. */
-enum { MOE_GROUPS_SOME_ = 16 };
+enum { MOE_GROUPS_SOME_ = 32 };
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
   uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
