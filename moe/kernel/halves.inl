@@ -1,6 +1,7 @@
 /* Groups of 32 bf16 to codes, and fp8 codes to bf16, in 16-bit lanes. Under a scale that is a power of two, dividing
    moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
-   as many elements fit into a vector. For vectors only; to codes with ties to even, and codes that all have a sign. */
+   as many elements fit into a vector. To codes with ties to even, and codes that all have a sign. Under any other factor
+   fp8 has a table (moe_octave_), for ties of either kind. For vectors only. */
 
 /* What is further below exponent 0 of an fp8 code rounds to zero. */
 MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
@@ -32,7 +33,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
   const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
-  const MOE_V(i) two = MOE_V(set1i)(0x00020002u), octave = MOE_V(set1i)(0x00800080u);
+  const MOE_V(i) two = MOE_V(set1i)(0x00020002u), exponent = MOE_V(set1i)(0x00800080u);
   const int64_t ahead = q->ahead;
   for (; g < n && !some->aside[g]; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
@@ -44,7 +45,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
       code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &lowest)
-                     : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, octave), two);
+                     : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, exponent), two);
       code[i] = MOE_V(min2x16)(code[i], most);
     }
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
@@ -60,17 +61,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, 
   return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1) : MOE_K(halves_run)(codes, from, some, g, n, q, 0);
 }
 
-/* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
-   in every octave in which codes are normal, and eight neighbours never hold two steps. Entry i of `within`, of bf16
-   8*i to 8*i+7, is 8 times their least lead over what is left of their own bits, and how many of them are one further;
-   `base` is what all are too far. */
-typedef struct MOE_K(octave_) {
-  uint8_t within[16];
-  uint32_t base;
-} MOE_K(octave_);
-
-/* Whether there is one: not where bf16 ends. */
-MOE_FN int MOE_K(octave_of)(MOE_K(octave_) *octave, const moe_numbers_ *q) {
+/* Whether there is an octave to go by: not where bf16 ends. */
+MOE_FN int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
   static const float sixteenths[16] = {1.0f,    1.0625f, 1.125f,  1.1875f, 1.25f,   1.3125f, 1.375f,  1.4375f,
                                        1.5f,    1.5625f, 1.625f,  1.6875f, 1.75f,   1.8125f, 1.875f,  1.9375f};
   const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */
@@ -95,7 +87,7 @@ MOE_FN int MOE_K(octave_of)(MOE_K(octave_) *octave, const moe_numbers_ *q) {
 
 /* Groups [g, n), as above, of what is within the largest code. */
 MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, const char *from,
-                                                              const MOE_K(octave_) *octave, int64_t g, int64_t n,
+                                                              const moe_octave_ *octave, int64_t g, int64_t n,
                                                               const moe_numbers_ *q) {
   const int shift = (int)q->shift - 16, fraction = 7 - shift;
   const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */

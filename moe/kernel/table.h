@@ -121,6 +121,15 @@ typedef struct moe_some_groups_ {
   uint32_t aside[MOE_GROUPS_SOME_], zero[MOE_GROUPS_SOME_];
 } moe_some_groups_;
 
+/* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
+   in every octave in which codes are normal, and eight neighbours never hold two steps. Entry i of `within`, of bf16
+   8*i to 8*i+7, is 8 times their least lead over what is left of their own bits, and how many of them are one further;
+   `base` is what all are too far. */
+typedef struct moe_octave_ {
+  uint8_t within[16];
+  uint32_t base;
+} moe_octave_;
+
 /* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
    if there is an index. */
 typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
