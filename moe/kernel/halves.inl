@@ -1,7 +1,7 @@
 /* Groups of 32 bf16 to codes, and fp8 codes to bf16, in 16-bit lanes. Under a scale that is a power of two, dividing
    moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
-   as many elements fit into a vector. To codes with ties to even, and codes that all have a sign. Under any other factor
-   fp8 has a table (moe_octave_), for ties of either kind. For vectors only. */
+   as many elements fit into a vector. To codes with ties to even, and codes that all have a sign. Under any other
+   factor fp8 has a table (moe_octave_), for ties of either kind. For vectors only. */
 
 /* What is further below exponent 0 of an fp8 code rounds to zero. */
 MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
