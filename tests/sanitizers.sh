@@ -29,8 +29,8 @@ build_with() { # directory, flags, tests
   shift 2
   targets=
   for test in "$@"; do targets="$targets tests/$test"; done
-  meson setup "$directory" "$root" -Db_lundef=false -Dexamples=disabled -Dbench=disabled -Doptimization=1 \
-    $flags &&
+  meson setup "$directory" "$root" -Db_lundef=false -Dexamples=disabled -Dbench=disabled \
+    -Doptimization=1 $flags &&
     ninja -C "$directory" $targets
 }
 

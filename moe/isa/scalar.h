@@ -18,6 +18,7 @@
      lti maxi selecti                a < b and the larger, signed; select for integers
      min2x16 sub2x16 subs2x16        of the upper and of the lower 16 bits, unsigned: the smaller; the difference; the
      srl2x16 lookup2x16              same, or 0 where b is larger; shifted; entry (below 16) of 16 bytes
+     lt2x16                          likewise: all ones where a < b, both below 0x8000
      mux                             the bits of a where m has ones, of b, which has none there, elsewhere
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a

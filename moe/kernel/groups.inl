@@ -37,6 +37,7 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   const char *from = (const char *)x;
   moe_some_groups_ some;
   moe_octave_ octave;
+  /* Fewer groups do not pay for an octave. */
   const int scaled = MOE_KF(halves_here) && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(octave_of)(&octave, &q);
   const int halves = scaled || (MOE_KF(halves_here) && scales && !q.away);
   for (int64_t at = 0, count; at < groups; at += count) {

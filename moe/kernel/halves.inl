@@ -55,6 +55,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   return g;
 }
 
+/* Not inlined, nor halves_scaled: the constants of their loops are to have registers. */
 MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from,
                                                                 const moe_some_groups_ *some, int64_t g, int64_t n,
                                                                 const moe_numbers_ *q) {
