@@ -39,13 +39,14 @@ MOE_INLINE __m256i moe_sllv_avx2(__m256i a, __m256i n) { return _mm256_sllv_epi3
 MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi32(a, n); }
 MOE_INLINE __m256i moe_mux_avx2(__m256i m, __m256i a, __m256i b) { return _mm256_or_si256(_mm256_and_si256(m, a), b); }
 MOE_INLINE __m256i moe_min2x16_avx2(__m256i a, __m256i b) { return _mm256_min_epu16(a, b); }
+MOE_INLINE __m256i moe_max2x16_avx2(__m256i a, __m256i b) { return _mm256_max_epu16(a, b); }
 MOE_INLINE __m256i moe_sub2x16_avx2(__m256i a, __m256i b) { return _mm256_sub_epi16(a, b); }
 MOE_INLINE __m256i moe_lt2x16_avx2(__m256i a, __m256i b) { return _mm256_cmpgt_epi16(b, a); }
 MOE_INLINE __m256i moe_subs2x16_avx2(__m256i a, __m256i b) { return _mm256_subs_epu16(a, b); }
 MOE_INLINE __m256i moe_srl2x16_avx2(__m256i a, int n) { return _mm256_srli_epi16(a, n); }
 MOE_INLINE __m256i moe_lookup2x16_avx2(const uint8_t *table, __m256i entry) {
   const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
-  return _mm256_shuffle_epi8(bytes, _mm256_or_si256(entry, _mm256_set1_epi16(INT16_MIN)));
+  return _mm256_shuffle_epi8(bytes, entry);
 }
 MOE_INLINE __m256 moe_lti_avx2(__m256i a, __m256i b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
 MOE_INLINE __m256i moe_selecti_avx2(__m256 m, __m256i a, __m256i b) {
@@ -251,42 +252,6 @@ MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd)
 }
 MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
   return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const moe_fp16 *)p + 8), even, odd);
-}
-
-MOE_INLINE uint32_t moe_largest_f32_avx2(const void *p, int64_t groups) {
-  __m256i most = _mm256_setzero_si256();
-  for (int64_t i = 0; i < 4 * groups; i++) {
-    const __m256i x = moe_loadi_avx2((const char *)p + 32 * i);
-    most = _mm256_max_epi32(most, _mm256_and_si256(x, _mm256_set1_epi32(INT32_MAX)));
-  }
-  return moe_topi_avx2(most);
-}
-/* The least of eight 16-bit words has an instruction of its own: magnitudes are seen from 0x7fff. */
-MOE_INLINE __m128i moe_top16_avx2(__m256i below) {
-  const __m128i least = _mm_min_epu16(_mm256_castsi256_si128(below), _mm256_extracti128_si256(below, 1));
-  return _mm_sub_epi16(_mm_set1_epi16(INT16_MAX), _mm_minpos_epu16(least));
-}
-MOE_INLINE uint32_t moe_top_bf16_avx2(__m256i below) {
-  return (uint32_t)_mm_cvtsi128_si32(_mm_slli_epi32(moe_top16_avx2(below), 16));
-}
-MOE_INLINE uint32_t moe_top_fp16_avx2(__m256i below) {
-  return (uint32_t)_mm_cvtsi128_si32(_mm_castps_si128(_mm_cvtph_ps(moe_top16_avx2(below))));
-}
-MOE_INLINE __m256i moe_below_avx2(const void *p, int64_t groups) {
-  const __m256i mask = _mm256_set1_epi16(INT16_MAX);
-  __m256i least = mask;
-  for (int64_t g = 0; g < groups; g++) {
-    const __m256i a = _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 64 * g), mask);
-    const __m256i b = _mm256_andnot_si256(moe_loadi_avx2((const char *)p + 64 * g + 32), mask);
-    least = _mm256_min_epu16(least, _mm256_min_epu16(a, b));
-  }
-  return least;
-}
-MOE_INLINE uint32_t moe_largest_bf16_avx2(const void *p, int64_t groups) {
-  return moe_top_bf16_avx2(moe_below_avx2(p, groups));
-}
-MOE_INLINE uint32_t moe_largest_fp16_avx2(const void *p, int64_t groups) {
-  return moe_top_fp16_avx2(moe_below_avx2(p, groups));
 }
 
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {

@@ -39,13 +39,14 @@ MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_ep
 MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
 MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
 MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
+MOE_INLINE __m512i moe_max2x16_avx512(__m512i a, __m512i b) { return _mm512_max_epu16(a, b); }
 MOE_INLINE __m512i moe_sub2x16_avx512(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
 MOE_INLINE __m512i moe_lt2x16_avx512(__m512i a, __m512i b) { return _mm512_movm_epi16(_mm512_cmplt_epi16_mask(a, b)); }
 MOE_INLINE __m512i moe_subs2x16_avx512(__m512i a, __m512i b) { return _mm512_subs_epu16(a, b); }
 MOE_INLINE __m512i moe_srl2x16_avx512(__m512i a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
 MOE_INLINE __m512i moe_lookup2x16_avx512(const uint8_t *table, __m512i entry) {
   const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-  return _mm512_shuffle_epi8(bytes, _mm512_or_si512(entry, _mm512_set1_epi16(INT16_MIN)));
+  return _mm512_shuffle_epi8(bytes, entry);
 }
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
@@ -203,28 +204,6 @@ MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *od
 }
 MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
   return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
-}
-
-MOE_INLINE uint32_t moe_largest_f32_avx512(const void *p, int64_t groups) {
-  __m512i most = _mm512_setzero_si512();
-  for (int64_t i = 0; i < 2 * groups; i++) {
-    const __m512i x = moe_loadi_avx512((const char *)p + 64 * i);
-    most = _mm512_max_epi32(most, _mm512_and_si512(x, _mm512_set1_epi32(INT32_MAX)));
-  }
-  return moe_topi_avx512(most);
-}
-MOE_INLINE __m256i moe_below_avx512(const void *p, int64_t groups) {
-  const __m512i mask = _mm512_set1_epi16(INT16_MAX);
-  __m512i least = mask;
-  for (int64_t g = 0; g < groups; g++)
-    least = _mm512_min_epu16(least, _mm512_andnot_si512(moe_loadi_avx512((const char *)p + 64 * g), mask));
-  return _mm256_min_epu16(_mm512_castsi512_si256(least), _mm512_extracti64x4_epi64(least, 1));
-}
-MOE_INLINE uint32_t moe_largest_bf16_avx512(const void *p, int64_t groups) {
-  return moe_top_bf16_avx2(moe_below_avx512(p, groups));
-}
-MOE_INLINE uint32_t moe_largest_fp16_avx512(const void *p, int64_t groups) {
-  return moe_top_fp16_avx2(moe_below_avx512(p, groups));
 }
 
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {

@@ -16,9 +16,10 @@
      sllv srlv srav                  the same shifts by lanes that are all the same
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
-     min2x16 sub2x16 subs2x16        of the upper and of the lower 16 bits, unsigned: the smaller; the difference; the
-     srl2x16 lookup2x16              same, or 0 where b is larger; shifted; entry (below 16) of 16 bytes
+     min2x16 max2x16 sub2x16         of the upper and of the lower 16 bits, unsigned: the smaller; the larger; the
+     subs2x16 srl2x16                difference; the same, or 0 where b is larger; shifted
      lt2x16                          likewise: all ones where a < b, both below 0x8000
+     lookup2x16                      likewise: entry (below 16) of 16 bytes; above it, in the upper byte, entry 0
      mux                             the bits of a where m has ones, of b, which has none there, elsewhere
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated
      loadu4 loadu4n store4 store4n   the same of two 4-bit words per byte, the even one low, from word `at` on, a
@@ -30,7 +31,6 @@
                                      word per pair with their signs in bits 15 and 31, which load2 returns (its other
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
      store2_upper                    store2_bf16 of what bf16 holds: not rounded
-     largest_*                       the largest bit pattern of a magnitude, as a float, of groups of 32 elements
      load2x16 store2x16              2W 16-bit words, two in a lane
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
                                      8, with the signs (bit 15) of as many others
@@ -90,6 +90,7 @@ MOE_INLINE uint32_t moe_min2x16_scalar(uint32_t a, uint32_t b) {
   const uint32_t low = (a & 0xffffu) < (b & 0xffffu) ? a : b, high = a >> 16 < b >> 16 ? a : b;
   return moe_mux_scalar(0xffffu, low, high);
 }
+MOE_INLINE uint32_t moe_max2x16_scalar(uint32_t a, uint32_t b) { return a + b - moe_min2x16_scalar(a, b); }
 MOE_INLINE uint32_t moe_sub2x16_scalar(uint32_t a, uint32_t b) {
   return moe_mux_scalar(0xffffu, a - b, (a & 0xffff0000u) - (b & 0xffff0000u));
 }
@@ -99,7 +100,7 @@ MOE_INLINE uint32_t moe_lt2x16_scalar(uint32_t a, uint32_t b) {
 }
 MOE_INLINE uint32_t moe_srl2x16_scalar(uint32_t a, int n) { return a >> n & (0xffffu >> n) * 0x00010001u; }
 MOE_INLINE uint32_t moe_lookup2x16_scalar(const uint8_t *table, uint32_t entry) {
-  return (uint32_t)table[entry & 15u] | (uint32_t)table[entry >> 16 & 15u] << 16;
+  return table[entry & 15u] + ((uint32_t)table[entry >> 16 & 15u] << 16) + table[0] * 0x01000100u;
 }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }
@@ -241,14 +242,6 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
     *even = moe_load_##name##_scalar(p);                                                              \
     *odd = moe_load_##name##_scalar((const type *)p + 1);                                             \
     return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));            \
-  }                                                                                                   \
-  MOE_INLINE uint32_t moe_largest_##name##_scalar(const void *p, int64_t groups) {                    \
-    uint32_t most = 0;                                                                                \
-    for (int64_t i = 0; i < 32 * groups; i++) {                                                       \
-      const uint32_t bits = moe_casti_scalar(moe_load_##name##_scalar((const type *)p + i)) & 0x7fffffffu; \
-      most = bits > most ? bits : most;                                                               \
-    }                                                                                                 \
-    return most;                                                                                      \
   }                                                                                                   \
   MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {        \
     moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));             \

@@ -28,12 +28,33 @@ MOE_FN void MOE_KF(store_rows)(void *dst, int64_t stride, const int32_t *index, 
     MOE_KF(store_one)(index ? (char *)dst + index[i] * stride : row, src, n);
 }
 
+/* The largest magnitudes of so many vectors' bytes, in each lane: of elements of 16 bits, two. */
+MOE_INLINE MOE_V(i) MOE_KF(largest)(const char *from, int64_t vectors) {
+  MOE_V(i) most = MOE_V(set1i)(0u);
+  for (int64_t i = 0; i < vectors; i++) {
+    if (sizeof(MOE_FORMAT_TYPE) == 2)
+      most = MOE_V(max2x16)(most, MOE_V(andi)(MOE_V(load2x16)(from + 4 * MOE_W * i), MOE_V(set1i)(0x7fff7fffu)));
+    else
+      most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(loadi)(from + 4 * MOE_W * i), MOE_V(set1i)(0x7fffffffu)));
+  }
+  return most;
+}
+
+/* A lane's one or the larger of its two, as a float's bits. */
+MOE_INLINE MOE_V(i) MOE_KF(largest_bits)(MOE_V(i) most) {
+  MOE_V(f) even, odd;
+  uint16_t half[2 * MOE_W];
+  if (sizeof(MOE_FORMAT_TYPE) != 2) return most;
+  MOE_V(store2x16)(half, MOE_V(max2x16)(most, MOE_V(srli)(most, 16)));
+  MOE_VF(load2)(half, &even, &odd);
+  return MOE_V(casti)(even);
+}
+
 MOE_FN uint32_t MOE_KF(magnitude)(const void *x, int64_t n) {
   const char *from = (const char *)x;
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  const uint32_t whole = n >= 32 ? MOE_VF(largest)(from, n / 32) : 0u;
-  MOE_V(i) most = MOE_V(set1i)(whole);
-  for (int64_t i = n / 32 * 32; i < n; i += MOE_W) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), in_vector = 4 * MOE_W / size, vectors = n / in_vector;
+  MOE_V(i) most = MOE_KF(largest_bits)(MOE_KF(largest)(from, vectors));
+  for (int64_t i = vectors * in_vector; i < n; i += MOE_W) {
     const MOE_V(f) v = n - i >= MOE_W ? MOE_VF(load)(from + i * size) : MOE_VF(loadn)(from + i * size, n - i);
     most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x7fffffffu)));
   }

@@ -28,6 +28,22 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
   return g;
 }
 
+/* The groups' magnitudes: as many at a time as a vector holds; 0 where there are no more. */
+MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int64_t groups) {
+  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
+  for (int64_t g = 0; g < groups; g += MOE_W) {
+    MOE_V(i) most[MOE_W];
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++)
+      most[i] = g + i < groups ? MOE_KF(largest)(from + (g + i) * size, size / (4 * MOE_W)) : MOE_V(set1i)(0u);
+    MOE_V(transpose)(most);
+    MOE_UNROLL
+    for (int i = 1; i < MOE_W; i++)
+      most[0] = sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(max2x16)(most[0], most[i]) : MOE_V(maxi)(most[0], most[i]);
+    MOE_V(storei)(amax + g, MOE_KF(largest_bits)(most[0]));
+  }
+}
+
 enum { MOE_KF(halves_here) = MOE_FORMAT_UPPER && MOE_W > 1 };
 
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
@@ -42,8 +58,8 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   const int halves = scaled || (MOE_KF(halves_here) && scales && !q.away);
   for (int64_t at = 0, count; at < groups; at += count) {
     count = q.known ? groups : moe_min_(MOE_GROUPS_SOME_, groups - at);
-    uint32_t amax[MOE_GROUPS_SOME_] = {0};
-    for (int64_t g = 0; g < count && !q.known; g++) amax[g] = MOE_VF(largest)(from + g * size, 1);
+    uint32_t amax[MOE_GROUPS_SOME_];
+    if (!q.known) MOE_KF(groups_magnitudes)(amax, from, count);
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
       if (MOE_KF(halves_here) && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q);

@@ -16,13 +16,13 @@ MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int sh
   return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
 }
 
-/* Magnitudes to e2m1 codes, none left out, unbounded. From half of the least code on, at `bottom`, every 64 steps of
-   bf16 end at a code or between two; what is added, by entry, makes 64 of the code and 2 from where it begins. */
-MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom, MOE_V(i) two) {
-  static const uint8_t add[16] = {191, 128, 64, 64, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32, 31, 32};
+/* Magnitudes to e2m1 codes, none left out, bounded below 12 times the scale, of which all are. Half of the least code is
+   63 above `bottom`; from there on, every 64 steps of bf16 end at a code or between two. What is taken away, by entry,
+   leaves 64 of the code. */
+MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
+  static const uint8_t away[16] = {0, 0, 64, 127, 128, 160, 159, 160, 159, 160, 192, 255};
   const MOE_V(i) number = MOE_V(subs2x16)(magnitude, bottom);
-  const MOE_V(i) sum = MOE_V(addi)(number, MOE_V(lookup2x16)(add, MOE_V(srl2x16)(number, 6)));
-  return MOE_V(subi)(MOE_V(srl2x16)(sum, 6), two);
+  return MOE_V(srl2x16)(MOE_V(subi)(number, MOE_V(lookup2x16)(away, MOE_V(srl2x16)(number, 6))), 6);
 }
 
 /* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
@@ -33,7 +33,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
   const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
-  const MOE_V(i) two = MOE_V(set1i)(0x00020002u), exponent = MOE_V(set1i)(0x00800080u);
+  const MOE_V(i) half_least = MOE_V(set1i)((0x80u + 63) * 0x00010001u);
   const int64_t ahead = q->ahead;
   for (; g < n && !some->aside[g]; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
@@ -44,9 +44,8 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-      code[i] = wide ? MOE_K(halves_wide)(magnitude, zero, shift, &lowest)
-                     : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, exponent), two);
-      code[i] = MOE_V(min2x16)(code[i], most);
+      code[i] = wide ? MOE_V(min2x16)(MOE_K(halves_wide)(magnitude, zero, shift, &lowest), most)
+                     : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, half_least));
     }
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
     else MOE_V(store32x4)(codes + step * g, code, x);
@@ -80,9 +79,9 @@ MOE_FN int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
     MOE_V(storei)(sum + i, all);
   }
   MOE_V(storei)(first, MOE_V(andi)(MOE_K(number)(factor, q), low));
-  const uint32_t lead = first[0] - 1; /* of the others none leads by less */
-  for (uint32_t i = 0; i < 16; i++) octave->within[i] = (uint8_t)(sum[i] - 8 * ((8 * i >> shift) + lead));
-  octave->base = (unit << (7 - shift)) - lead;
+  for (uint32_t i = 0; i < 16; i++)
+    octave->add[i] = (uint8_t)((((sum[i] >> 3) + 1 - first[0]) << shift) + (sum[i] & 7) - 8 * (i + 1));
+  octave->base = (unit << (7 - shift)) - first[0] + ((uint32_t)octave->add[0] << (8 - shift));
   return 1;
 }
 
@@ -93,7 +92,7 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
   const int shift = (int)q->shift - 16, fraction = 7 - shift;
   const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(octave->base * 0x00010001u);
-  const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu), seven = MOE_V(set1i)(0x00070007u);
+  const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu);
   const MOE_V(i) bottom = MOE_V(set1i)((octave->base - deep) * 0x00010001u);
   const MOE_V(i) subnormal = MOE_V(set1i)((deep + (1u << fraction)) * 0x00010001u);
   const int64_t ahead = q->ahead;
@@ -105,9 +104,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-      const MOE_V(i) within = MOE_V(lookup2x16)(octave->within, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
-      const MOE_V(i) lead = MOE_V(srl2x16)(MOE_V(addi)(MOE_V(andi)(magnitude, seven), within), 3);
-      const MOE_V(i) sum = MOE_V(addi)(MOE_V(srl2x16)(magnitude, shift), lead);
+      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
+      const MOE_V(i) sum = MOE_V(srl2x16)(MOE_V(addi)(magnitude, add), shift);
       lowest = MOE_V(min2x16)(lowest, MOE_V(sub2x16)(sum, bottom));
       code[i] = MOE_V(subs2x16)(sum, base);
     }

@@ -122,11 +122,11 @@ typedef struct moe_some_groups_ {
 } moe_some_groups_;
 
 /* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
-   in every octave in which codes are normal, and eight neighbours never hold two steps. Entry i of `within`, of bf16
-   8*i to 8*i+7, is 8 times their least lead over what is left of their own bits, and how many of them are one further;
-   `base` is what all are too far. */
+   in every octave in which codes are normal, and eight neighbours never hold two steps. With entry i of `add`, bf16
+   8*i to 8*i+7 of the octave carry into the code's bits where they step; `base` is what all codes are then too far, the
+   first entry in the upper byte included. */
 typedef struct moe_octave_ {
-  uint8_t within[16];
+  uint8_t add[16];
   uint32_t base;
 } moe_octave_;
 
