@@ -166,6 +166,29 @@ static void test_every_bf16(void **state) {
   test_use_best_isa();
 }
 
+/* Every code under scales of every size and many fractions, back to bf16. */
+static void test_every_code(void **state) {
+  (void)state;
+  static const uint32_t exponents[] = {0, 1, 15, 31, 32, 33, 64, 127, 200, 237, 238, 239, 240, 241, 246, 254};
+  enum { ROWS = 96, COLUMNS = 256 };
+  static uint8_t codes[ROWS * COLUMNS];
+  static float scales[ROWS], back[ROWS * COLUMNS], plain[ROWS * COLUMNS], plain_back[ROWS * COLUMNS];
+  uint64_t rng = 7;
+  for (int i = 0; i < ROWS * COLUMNS; i++) codes[i] = (uint8_t)(i % 256);
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int i = 0; i < 3 * 16 && test_use_isa(isa); i++) {
+      struct scaled_case c = {.q = {.element = (moe_element)(i % 3), .dtype = MOE_DTYPE_BF16, .block_rows = 1}};
+      for (int r = 0; r < ROWS; r++)
+        scales[r] = float_of(exponents[i / 3] << 23 | (uint32_t)r % 8 << 20 | (uint32_t)(test_random(&rng) >> 44));
+      c.q.rows = ROWS, c.q.columns = COLUMNS, c.count = ROWS * COLUMNS;
+      c.block_rows = c.across = 1, c.block_columns = COLUMNS;
+      c.f = &elements[c.q.element], c.codes = codes, c.scales = scales;
+      c.back = back, c.plain = plain, c.plain_back = plain_back;
+      check_back(&c, NULL);
+    }
+  test_use_best_isa();
+}
+
 #define REFUSE(assignment, wanted, word)                                                    \
   do {                                                                                      \
     moe_quantize_scaled_args q = good;                                                      \
@@ -207,6 +230,6 @@ static void test_bad_input(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), cmocka_unit_test(test_every_bf16),
-                                     cmocka_unit_test(test_bad_input)};
+                                     cmocka_unit_test(test_every_code), cmocka_unit_test(test_bad_input)};
   return cmocka_run_group_tests_name("scaled", tests, NULL, NULL);
 }

@@ -135,6 +135,19 @@ MOE_INLINE void moe_store32x4_avx2(void *p, const __m256i *x, const __m256i *sig
   const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(pairs, pairs), order);
   _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
 }
+/* The table's lower bytes and its upper ones, each in both lanes. */
+MOE_INLINE void moe_look_up32x4_avx2(void *p, const void *entries, const uint16_t *table) {
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  const __m256i bytes = _mm256_shuffle_epi8(moe_loadi_avx2(table), order);
+  const __m256i two = _mm256_cvtepu8_epi16(moe_load16_avx2(entries));
+  const __m256i entry = _mm256_and_si256(_mm256_or_si256(two, _mm256_slli_epi16(two, 4)), _mm256_set1_epi8(15));
+  const __m256i low = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(bytes, 0x88), entry);
+  const __m256i high = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(bytes, 0xdd), entry);
+  const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+  moe_storei_avx2(p, _mm256_permute2x128_si256(a, b, 0x20));
+  moe_storei_avx2((char *)p + 32, _mm256_permute2x128_si256(a, b, 0x31));
+}
 MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepu8_epi16(moe_load16_avx2(p)); }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
@@ -262,13 +275,9 @@ MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i si
   moe_store_avx2(p, _mm256_permute2f128_ps(low, high, 0x20));
   moe_store_avx2((float *)p + 8, _mm256_permute2f128_ps(low, high, 0x31));
 }
-MOE_INLINE void moe_store2_upper_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
-  const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
-  moe_storei_avx2(p, _mm256_or_si256(_mm256_blend_epi16(_mm256_castps_si256(odd), low, 0x55), signs));
-}
 MOE_INLINE void moe_store2_bf16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
-  moe_store2_upper_avx2(p, _mm256_castsi256_ps(moe_bf16_round_avx2(even)),
-                        _mm256_castsi256_ps(moe_bf16_round_avx2(odd)), signs);
+  const __m256i low = _mm256_srli_epi32(moe_bf16_round_avx2(even), 16);
+  moe_storei_avx2(p, _mm256_or_si256(_mm256_blend_epi16(moe_bf16_round_avx2(odd), low, 0x55), signs));
 }
 MOE_INLINE void moe_store2_fp16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i low = _mm256_cvtepu16_epi32(moe_fp16_encode_avx2(even));

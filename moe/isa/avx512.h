@@ -103,6 +103,13 @@ MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *s
   const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
 }
+MOE_INLINE void moe_look_up32x4_avx512(void *p, const void *entries, const uint16_t *table) {
+  const __m512i two = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)entries));
+  const __m512i entry =
+      _mm512_and_si512(_mm512_or_si512(two, _mm512_slli_epi32(two, 12)), _mm512_set1_epi32(0x000f000f));
+  const __m256i words = _mm256_loadu_si256((const __m256i *)table);
+  moe_storei_avx512(p, _mm512_permutexvar_epi16(entry, _mm512_castsi256_si512(words)));
+}
 MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
@@ -213,14 +220,10 @@ MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i 
   moe_storei_avx512(p, _mm512_permutex2var_epi32(e, first, o));
   moe_storei_avx512((float *)p + 16, _mm512_permutex2var_epi32(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o));
 }
-MOE_INLINE void moe_store2_upper_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, _mm512_castps_si512(odd));
-  moe_storei_avx512(p, _mm512_or_si512(both, signs));
-}
 MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  moe_store2_upper_avx512(p, _mm512_castsi512_ps(moe_bf16_round_avx512(even)),
-                          _mm512_castsi512_ps(moe_bf16_round_avx512(odd)), signs);
+  const __m512i low = _mm512_srli_epi32(moe_bf16_round_avx512(even), 16);
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, moe_bf16_round_avx512(odd));
+  moe_storei_avx512(p, _mm512_or_si512(both, signs));
 }
 MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));

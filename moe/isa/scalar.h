@@ -30,11 +30,11 @@
      load2_*, store2_*               2W elements, the even ones in one vector, the odd ones in another; beside them a
                                      word per pair with their signs in bits 15 and 31, which load2 returns (its other
                                      bits may be set) and store2 adds (they may not). What is stored is no NaN
-     store2_upper                    store2_bf16 of what bf16 holds: not rounded
      load2x16 store2x16              2W 16-bit words, two in a lane
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
                                      8, with the signs (bit 15) of as many others
      load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
+     look_up32x4                     stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
      fma_exact                       the same where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
@@ -181,6 +181,10 @@ MOE_INLINE void moe_store32x4_scalar(void *p, const uint32_t *x, const uint32_t 
     ((uint8_t *)p)[i] = (uint8_t)(both | both >> 12);
   }
 }
+MOE_INLINE void moe_look_up32x4_scalar(void *p, const void *entries, const uint16_t *table) {
+  for (int i = 0; i < 32; i++)
+    moe_storeu16_scalar((char *)p + 2 * i, table[((const uint8_t *)entries)[i / 2] >> i % 2 * 4 & 15]);
+}
 MOE_INLINE uint32_t moe_load2x8_scalar(const void *p) {
   return (uint32_t)((const uint8_t *)p)[0] | (uint32_t)((const uint8_t *)p)[1] << 16;
 }
@@ -250,9 +254,6 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
   }
 MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
 #undef MOE_SCALAR_PAIR_
-MOE_INLINE void moe_store2_upper_scalar(void *p, float even, float odd, uint32_t signs) {
-  moe_store2_bf16_scalar(p, even, odd, signs);
-}
 
 MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
 

@@ -83,8 +83,6 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
   for (; g < n; g++, to += 32 * size, codes += step) {
     __builtin_prefetch(codes + step * q->ahead);
     for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q->ahead, 1);
-    /* bf16 holds every element under such a scale. */
-    const int exact = MOE_FORMAT_UPPER && scales && MOE_PLAIN_SCALE_(scales[g]);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));
@@ -105,22 +103,22 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
       }
       even = MOE_V(mul)(even, factor);
       odd = MOE_V(mul)(odd, factor);
-      if (exact) MOE_V(store2_upper)(to + 2 * i * size, even, odd, signs);
-      else MOE_VF(store2)(to + 2 * i * size, even, odd, signs);
+      MOE_VF(store2)(to + 2 * i * size, even, odd, signs);
     }
   }
   return g;
 }
 
-/* fp8 under scale bytes: bf16 holds every element, and the others come from it. Returns how many groups were for
+/* Groups to bf16 and, as it holds every element under a scale byte, from there to the others. Returns how many were for
    here. */
 MOE_INLINE int64_t MOE_KF(dequantize_halves)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                              const moe_numbers_ *q) {
+  const int64_t step = q->wide ? 32 : 16;
   moe_bf16 halves[MOE_GROUPS_SOME_ * 32];
   if (MOE_FORMAT_UPPER) return MOE_K(halves_back)(to, codes, scales, groups, q);
   for (int64_t g = 0; g < groups; g += MOE_GROUPS_SOME_) {
     const int64_t some = moe_min_(MOE_GROUPS_SOME_, groups - g);
-    const int64_t n = MOE_K(halves_back)((char *)halves, codes + 32 * g, scales + g, some, q);
+    const int64_t n = MOE_K(halves_back)((char *)halves, codes + step * g, scales + g, some, q);
     for (int64_t i = 0; i < 32 * n; i += MOE_W, to += MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE))
       MOE_VF(store)(to, MOE_V(load_bf16)(halves + i));
     if (n < some) return g + n;
@@ -131,11 +129,13 @@ MOE_INLINE int64_t MOE_KF(dequantize_halves)(char *to, const uint8_t *codes, con
 MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                          const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers;
-  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
-  const int halves = MOE_W > 1 && scales && q.wide;
+  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
+  /* Fewer groups do not pay for an octave. */
+  const int halves = MOE_W > 1 && (scales || (MOE_FORMAT_UPPER && groups >= MOE_GROUPS_FEW_));
   char *to = (char *)x;
   for (int64_t g = 0, end; g < groups;) {
-    if (MOE_W > 1 && halves) g += MOE_KF(dequantize_halves)(to + g * size, codes + 32 * g, scales + g, groups - g, &q);
+    if (MOE_W > 1 && halves)
+      g += MOE_KF(dequantize_halves)(to + g * size, codes + step * g, scales ? scales + g : NULL, groups - g, &q);
     end = halves ? moe_min_(groups, g + 1) : groups;
     g = MOE_KF(dequantize_some)(to, codes, scales, g, end, &q);
     if (g < end) return g;

@@ -115,10 +115,48 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
   return g;
 }
 
+/* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. A scale moves the
+   exponents of the elements, which are then looked up. */
+MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                           int64_t ahead) {
+  static const uint16_t elements[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                        0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+  static const uint16_t normal[32] = {0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
+                                      0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff};
+  int64_t g = 0;
+  for (; g < groups && MOE_PLAIN_SCALE_(scales[g]); g++) {
+    const MOE_V(i) down = MOE_V(set1i)(((127u - scales[g]) << 7 & 0xffffu) * 0x00010001u);
+    uint16_t scaled[32];
+    __builtin_prefetch(codes + 16 * (g + ahead));
+    __builtin_prefetch(to + 64 * (g + ahead), 1);
+    for (int i = 0; i < 16; i += 2 * MOE_W)
+      MOE_V(store2x16)(scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i),
+                                                  MOE_V(andi)(MOE_V(load2x16)(normal + i), down)));
+    MOE_V(look_up32x4)(to + 64 * g, codes + 16 * g, scaled);
+  }
+  return g;
+}
+
+/* Where rows of bf16 step under a factor, for codes: what a fraction of the code has on top of its own bits (`add`) and
+   of the factor's (`base`). */
+MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
+  const int shift = (int)q->shift - 16;
+  const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((moe_casti_scalar(q->factor) & 0x007fffffu) | 0x3f800000u));
+  moe_octave_ octave = {{0}, 0};
+  float fraction[16];
+  uint16_t product[16];
+  for (uint32_t i = 0; i < 16; i++) fraction[i] = moe_castf_scalar(0x3f800000u + ((i << shift & 127u) << 16));
+  for (int i = 0; i < 16; i += MOE_W)
+    MOE_V(store_bf16)(product + i, MOE_V(mul)(MOE_V(load)(fraction + i), factor));
+  octave.base = product[0] - 0x3f80u;
+  for (uint32_t i = 0; i < 16; i++) octave.add[i] = (uint8_t)(product[i] - product[0] - (i << shift & 127u));
+  return octave;
+}
+
 /* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
    returns how many. What is subnormal as a code lies below its place among normal ones (`below`). */
-MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                  const moe_numbers_ *q) {
+MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                          int64_t groups, const moe_numbers_ *q) {
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x00800080u);
   const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
   const MOE_V(i) finite = MOE_V(set1i)((q->first_infinity - 1) * 0x00010001u);
@@ -126,23 +164,41 @@ MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t 
   const MOE_V(i) infinity = MOE_V(set1i)(0x7f807f80u), quiet = MOE_V(set1i)(0x00400040u);
   const int shift = (int)q->shift - 16;
   const uint32_t unscaled = (q->rebias >> q->shift) - (127u << (7 - shift)); /* exponent 0, in codes' steps */
+  const moe_octave_ octave = scales ? (moe_octave_){{0}, 0} : MOE_K(octave_back)(q);
+  const MOE_V(i) base = MOE_V(set1i)(octave.base * 0x00010001u);
   int64_t g = 0;
-  for (; g < groups && scales[g] >= MOE_SCALE_CLEAR_ && MOE_PLAIN_SCALE_(scales[g]); g++) {
-    const MOE_V(i) zero = MOE_V(set1i)((unscaled + ((uint32_t)scales[g] << (7 - shift))) * 0x00010001u);
+  for (; g < groups; g++) {
+    if (scales) scale = scales[g];
+    if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale)) break;
+    const MOE_V(i) zero = MOE_V(set1i)((unscaled + (scale << (7 - shift))) * 0x00010001u);
     __builtin_prefetch(codes + 32 * (g + q->ahead));
     __builtin_prefetch(to + 64 * (g + q->ahead), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16; i += MOE_W) {
       const MOE_V(i) code = MOE_V(load2x8)(codes + 32 * g + 2 * i), magnitude = MOE_V(andi)(code, magnitudes);
       const MOE_V(i) below = MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last));
-      const MOE_V(i) placed = MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(magnitude, zero), below), shift);
+      const MOE_V(i) step = MOE_V(subi)(MOE_V(addi)(magnitude, zero), below);
       const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
       const MOE_V(i) sign = MOE_V(subs2x16)(MOE_V(slli)(MOE_V(andi)(code, signs), 8), nan);
-      MOE_V(i) x = MOE_V(andi)(placed, MOE_V(lt2x16)(none, magnitude));
+      MOE_V(i) x = MOE_V(slli)(step, shift);
+      if (!scales) x = MOE_V(addi)(MOE_V(addi)(x, base), MOE_V(lookup2x16)(octave.add, MOE_V(andi)(step, last)));
+      x = MOE_V(andi)(x, MOE_V(lt2x16)(none, magnitude));
       x = MOE_V(ori)(MOE_V(subs2x16)(x, infinite), MOE_V(andi)(infinite, infinity));
       x = MOE_V(ori)(x, MOE_V(andi)(nan, quiet));
       MOE_V(store2x16)(to + 64 * g + 4 * i, MOE_V(ori)(x, sign));
     }
   }
   return g;
+}
+
+/* Groups of codes to bf16, up to the first that is not for here; returns how many. */
+MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                  const moe_numbers_ *q) {
+  if (!q->wide) return MOE_K(halves_from_e2m1)(to, codes, scales, groups, q->ahead);
+  if (scales) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, q);
+  /* Of the factor; one more, as fractions carry into it. */
+  const uint32_t scale = moe_casti_scalar(q->factor) >> 23;
+  return scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)
+             ? 0
+             : MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, q);
 }

@@ -112,7 +112,7 @@ enum { MOE_SUM_LIMIT_ = 200 << 23 };
 #define MOE_SCALE_CLEAR_ 32
 
 /* Groups on their way to codes: their scales are found before they are encoded, so that neither waits for the other. */
-enum { MOE_GROUPS_SOME_ = 32 };
+enum { MOE_GROUPS_SOME_ = 32, MOE_GROUPS_FEW_ = 8 };
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
   uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
