@@ -79,6 +79,11 @@ MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
   return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)(q->shift)));
 }
 
+/* The signs of codes in 16-bit lanes, but of NaN, which is the largest: twice that less another one has bit 7. */
+MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE_V(i) nan) {
+  return MOE_V(andi)(signs, MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(nan, nan), codes), 8));
+}
+
 /* Some groups' scales from their largest magnitudes, up to the first that holds more than numbers. */
 MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
                                   const moe_numbers_ *q) {
@@ -95,14 +100,12 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
     const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
     const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
     const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(MOE_SUM_LIMIT_), scaled), one, none);
-    const MOE_V(i) bare = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(q->limit), scaled), one, none);
-    const MOE_V(i) deep = MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), one, none);
     const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
     MOE_V(store)(some->factor + i, by);
     MOE_V(store8)(bytes + i, scale);
     MOE_V(storei)(some->over + i, over);
-    MOE_V(storei)(some->aside + i, MOE_V(ori)(bare, deep));
-    MOE_V(storei)(some->zero + i, MOE_V(ori)(zero, MOE_V(slli)(zero, 16)));
+    const MOE_V(i) twice = MOE_V(ori)(zero, MOE_V(slli)(zero, 16));
+    MOE_V(storei)(some->zero + i, MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), none, twice));
   }
   for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
     if (amax[g] >= 0x7f800000u) groups = g;

@@ -28,15 +28,18 @@ MOE_FN void MOE_KF(store_rows)(void *dst, int64_t stride, const int32_t *index, 
     MOE_KF(store_one)(index ? (char *)dst + index[i] * stride : row, src, n);
 }
 
-/* The largest magnitudes of so many vectors' bytes, in each lane: of elements of 16 bits, two. */
+/* Magnitudes of a vector's bytes, one in each lane or, of 16 bits, two; the larger of two such; the largest of several
+   vectors'. */
+MOE_INLINE MOE_V(i) MOE_KF(magnitudes)(const char *from) {
+  return sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(andi)(MOE_V(load2x16)(from), MOE_V(set1i)(0x7fff7fffu))
+                                      : MOE_V(andi)(MOE_V(loadi)(from), MOE_V(set1i)(0x7fffffffu));
+}
+MOE_INLINE MOE_V(i) MOE_KF(larger)(MOE_V(i) a, MOE_V(i) b) {
+  return sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(max2x16)(a, b) : MOE_V(maxi)(a, b);
+}
 MOE_INLINE MOE_V(i) MOE_KF(largest)(const char *from, int64_t vectors) {
-  MOE_V(i) most = MOE_V(set1i)(0u);
-  for (int64_t i = 0; i < vectors; i++) {
-    if (sizeof(MOE_FORMAT_TYPE) == 2)
-      most = MOE_V(max2x16)(most, MOE_V(andi)(MOE_V(load2x16)(from + 4 * MOE_W * i), MOE_V(set1i)(0x7fff7fffu)));
-    else
-      most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(loadi)(from + 4 * MOE_W * i), MOE_V(set1i)(0x7fffffffu)));
-  }
+  MOE_V(i) most = vectors > 0 ? MOE_KF(magnitudes)(from) : MOE_V(set1i)(0u);
+  for (int64_t i = 1; i < vectors; i++) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from + 4 * MOE_W * i));
   return most;
 }
 

@@ -4,7 +4,7 @@
 /* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
                                          int64_t n, const moe_numbers_ *q) {
-  const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), last = MOE_V(set1i)(2 * q->most * 0x00010001u);
+  const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u);
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
   codes += g * step, from += g * 32 * size;
   for (; g < n && (q->known || !some->over[g]); g++, codes += step, from += 32 * size) {
@@ -19,8 +19,7 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
       const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even, scale), q);
       const MOE_V(i) high = MOE_V(slli)(MOE_K(number)(MOE_V(mul)(odd, scale), q), 16);
       code[i] = MOE_V(min2x16)(MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high), most);
-      /* The NaN that `most` is then has no sign: 2 * most less another code has bit 7. */
-      if (q->drop) signs[i] = MOE_V(andi)(signs[i], MOE_V(slli)(MOE_V(subi)(last, code[i]), 8));
+      if (q->drop) signs[i] = MOE_K(without_nan_signs)(signs[i], code[i], most);
     }
     if (q->wide) MOE_V(store32x8)(codes, code, signs);
     else MOE_V(store32x4)(codes, code, signs);
@@ -38,8 +37,7 @@ MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int6
       most[i] = g + i < groups ? MOE_KF(largest)(from + (g + i) * size, size / (4 * MOE_W)) : MOE_V(set1i)(0u);
     MOE_V(transpose)(most);
     MOE_UNROLL
-    for (int i = 1; i < MOE_W; i++)
-      most[0] = sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(max2x16)(most[0], most[i]) : MOE_V(maxi)(most[0], most[i]);
+    for (int i = 1; i < MOE_W; i++) most[0] = MOE_KF(larger)(most[0], most[i]);
     MOE_V(storei)(amax + g, MOE_KF(largest_bits)(most[0]));
   }
 }

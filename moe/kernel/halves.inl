@@ -1,7 +1,7 @@
 /* Groups of 32 bf16 to codes, and fp8 codes to bf16, in 16-bit lanes. Under a scale that is a power of two, dividing
    moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
-   as many elements fit into a vector. To codes with ties to even, and codes that all have a sign. Under any other
-   factor fp8 has a table (moe_octave_), for ties of either kind. For vectors only. */
+   as many elements fit into a vector. To codes with ties to even. Under any other factor fp8 has a table (moe_octave_),
+   for ties of either kind. For vectors only. */
 
 /* What is further below exponent 0 of an fp8 code rounds to zero. */
 MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
@@ -28,17 +28,17 @@ MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
 /* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
    it stopped. */
 MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
-                                     int64_t n, const moe_numbers_ *q, int wide) {
+                                     int64_t n, const moe_numbers_ *q, int wide, int drop) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const int64_t step = wide ? 32 : 16;
   const int shift = (int)q->shift - 16;
   const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
   const MOE_V(i) half_least = MOE_V(set1i)((0x80u + 63) * 0x00010001u);
   const int64_t ahead = q->ahead;
-  for (; g < n && !some->aside[g]; g++) {
+  for (; g < n && some->zero[g] != 0; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
     MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
-    __builtin_prefetch(from + 64 * (g + ahead));
+    __builtin_prefetch(from + 64 * (g + ahead), 0, 2);
     __builtin_prefetch(codes + step * (g + ahead), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
@@ -47,6 +47,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
       code[i] = wide ? MOE_V(min2x16)(MOE_K(halves_wide)(magnitude, zero, shift, &lowest), most)
                      : MOE_K(halves_narrow)(magnitude, MOE_V(subi)(zero, half_least));
     }
+    for (int i = 0; drop && i < 16 / MOE_W; i++) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
     else MOE_V(store32x4)(codes + step * g, code, x);
     if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) return g;
@@ -58,7 +59,9 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
 MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from,
                                                                 const moe_some_groups_ *some, int64_t g, int64_t n,
                                                                 const moe_numbers_ *q) {
-  return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1) : MOE_K(halves_run)(codes, from, some, g, n, q, 0);
+  if (q->drop) return MOE_K(halves_run)(codes, from, some, g, n, q, 1, 1);
+  return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1, 0)
+                 : MOE_K(halves_run)(codes, from, some, g, n, q, 0, 0);
 }
 
 /* Whether there is an octave to go by: not where bf16 ends. */

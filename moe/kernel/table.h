@@ -99,7 +99,6 @@ typedef struct moe_numbers_ {
   uint32_t most;             /* the code of what is too large */
   int drop;                  /* that is a NaN, without a sign */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
-  uint32_t limit;            /* bits of the largest scaled magnitude whose code has a sign */
   uint32_t rebias, first_infinity, first_nan;
   uint8_t below[16];         /* fp8 magnitudes are so many steps above where a normal number of their value would be */
   int64_t ahead; /* groups, about, that are fetched before their turn */
@@ -116,9 +115,7 @@ enum { MOE_GROUPS_SOME_ = 32, MOE_GROUPS_FEW_ = 8 };
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
   uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
-  /* Of bf16 in 16-bit lanes: not 0 where it is not for them (`limit`, or a scale below MOE_SCALE_CLEAR_); the code's
-     exponent 0 in a bf16's place, twice. */
-  uint32_t aside[MOE_GROUPS_SOME_], zero[MOE_GROUPS_SOME_];
+  uint32_t zero[MOE_GROUPS_SOME_]; /* for 16-bit lanes: the code's exponent 0 in a bf16's place, twice; 0: not for them */
 } moe_some_groups_;
 
 /* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same

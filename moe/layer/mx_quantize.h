@@ -90,7 +90,6 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
     while (code << down < steps) down++;
     q.below[code] = (uint8_t)(code - ((1 - down) * steps + (code << down) - steps));
   }
-  q.limit = q.drop ? (f->max << q.shift) + q.rebias : MOE_SUM_LIMIT_;
   return q;
 }
 

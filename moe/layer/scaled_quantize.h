@@ -76,9 +76,10 @@ MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
 
 /* The scales of an item's blocks: of many narrow ones, or of one that may be wider than a strip. */
 MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
-  uint32_t amax[MOE_SCALED_STRIP_] = {0};
+  uint32_t amax[MOE_SCALED_STRIP_];
   float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
   const int64_t blocks = moe_ceil_div_(a->n, job->block_columns);
+  memset(amax, 0, (size_t)blocks * sizeof *amax);
   a->numbers = 1;
   for (int64_t row = a->row; row < a->end; row++)
     for (int64_t at = 0, n; at < a->n; at += n) {
