@@ -88,9 +88,9 @@ MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE
 MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
                                   const moe_numbers_ *q) {
   const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
-  const uint32_t rebias = (q->rebias >> 16) - (127u << 7);
+  const uint32_t rebias = (q->rebias >> 16) - (127u << 7) - (q->wide ? 0 : MOE_HALVES_BOTTOM_);
   uint8_t bytes[MOE_GROUPS_SOME_];
-  MOE_V(i) top = none;
+  MOE_V(i) top = none, aside = none;
   for (int64_t i = 0; i < groups; i += MOE_W) {
     const MOE_V(i) most = MOE_V(loadi)(amax + i);
     top = MOE_V(maxi)(top, most);
@@ -104,11 +104,14 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
     MOE_V(store)(some->factor + i, by);
     MOE_V(store8)(bytes + i, scale);
     MOE_V(storei)(some->over + i, over);
+    const MOE_V(m) deep = MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_));
     const MOE_V(i) twice = MOE_V(ori)(zero, MOE_V(slli)(zero, 16));
-    MOE_V(storei)(some->zero + i, MOE_V(selecti)(MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_)), none, twice));
+    aside = MOE_V(selecti)(deep, one, aside);
+    MOE_V(storei)(some->zero + i, MOE_V(selecti)(deep, none, twice));
   }
   for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
     if (amax[g] >= 0x7f800000u) groups = g;
+  some->plain = !MOE_V(anyi)(aside);
   if (scales) memcpy(scales, bytes, (size_t)groups);
   return groups;
 }

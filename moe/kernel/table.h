@@ -111,11 +111,18 @@ enum { MOE_SUM_LIMIT_ = 200 << 23 };
 #define MOE_SCALE_CLEAR_ 32
 
 /* Groups on their way to codes: their scales are found before they are encoded, so that neither waits for the other. */
-enum { MOE_GROUPS_SOME_ = 32, MOE_GROUPS_FEW_ = 8 };
+enum {
+  MOE_GROUPS_SOME_ = 32,
+  MOE_GROUPS_FEW_ = 8, /* are enough for tables under one factor */
+  MOE_HALVES_BOTTOM_ = 191 /* below exponent 0 of e2m1: an octave to half of the least code, and 63 */
+};
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
   uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
-  uint32_t zero[MOE_GROUPS_SOME_]; /* for 16-bit lanes: the code's exponent 0 in a bf16's place, twice; 0: not for them */
+  /* For 16-bit lanes: the fp8 code's exponent 0 in a bf16's place or the e2m1 code's less MOE_HALVES_BOTTOM_, twice; 0: not
+     for them, which no group of `plain` ones is. */
+  uint32_t zero[MOE_GROUPS_SOME_];
+  int plain;
 } moe_some_groups_;
 
 /* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
