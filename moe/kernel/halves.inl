@@ -1,7 +1,9 @@
-/* Groups of 32 bf16 to codes, and fp8 codes to bf16, in 16-bit lanes. Under a scale that is a power of two, dividing
-   moves an exponent and rounding drops the last bits of a fraction that is short already: no float is needed, and twice
-   as many elements fit into a vector. To codes with ties to even. Under any other factor fp8 has a table (moe_octave_),
-   for ties of either kind. For vectors only. */
+/* Groups of 32 bf16 to codes and back in 16-bit lanes. Under a scale that is a power of two, dividing moves an exponent
+   and rounding drops the last bits of a fraction that is short already: no float is needed, and twice as many elements
+   fit into a vector. Ties go to even. Under any other factor fp8 has tables (moe_octave_), for ties of either kind. For
+   vectors only. */
+
+/* --------------------------------------------------------------------------------------------------------- to codes */
 
 /* What is further below exponent 0 of an fp8 code rounds to zero. */
 MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
@@ -16,8 +18,8 @@ MOE_INLINE MOE_V(i) MOE_K(halves_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int sh
   return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
 }
 
-/* Magnitudes to e2m1 codes, none left out, bounded below 12 times the scale, of which all are. Half of the least code is
-   63 above `bottom`; from there on, every 64 steps of bf16 end at a code or between two. What is taken away, by entry,
+/* Magnitudes to e2m1 codes, none left out: by every rule all are below 12 times the scale. Half of the least code is 63
+   above `bottom`; from there on, every 64 steps of bf16 end at a code or between two. What is taken away, by entry,
    leaves 64 of the code. */
 MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
   static const uint8_t away[16] = {0, 0, 64, 127, 128, 160, 159, 160, 159, 160, 192, 255};
@@ -37,7 +39,7 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
   for (; g < n; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
     MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
-    __builtin_prefetch(from + 64 * (g + ahead), 0, 2); /* measured: nearer, it is slower */
+    __builtin_prefetch(from + 64 * (g + ahead), 0, 2); /* to the second cache: faster than to the first, measured */
     __builtin_prefetch(codes + step * (g + ahead), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
@@ -119,6 +121,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
   return g;
 }
 
+/* ------------------------------------------------------------------------------------------------------- from codes */
+
 /* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. A scale moves the
    exponents of the elements, which are then looked up. */
 MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
@@ -141,8 +145,8 @@ MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const
   return g;
 }
 
-/* Where rows of bf16 step under a factor, for codes: what a fraction of the code has on top of its own bits (`add`) and
-   of the factor's (`base`). */
+/* From codes, an octave is the code's: under the factor a fraction is what it is without, in a bf16's place, and `base`
+   and its entry of `add` more. Never less, as both are rounded alike. */
 MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
   const int shift = (int)q->shift - 16;
   const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((moe_casti_scalar(q->factor) & 0x007fffffu) | 0x3f800000u));

@@ -119,16 +119,16 @@ enum {
 typedef struct moe_some_groups_ {
   float factor[MOE_GROUPS_SOME_];  /* to be multiplied by */
   uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some would be beyond MOE_SUM_LIMIT_ */
-  /* For 16-bit lanes: the fp8 code's exponent 0 in a bf16's place or the e2m1 code's less MOE_HALVES_BOTTOM_, twice; 0: not
-     for them, which no group of `plain` ones is. */
+  /* For 16-bit lanes: the code's exponent 0 in a bf16's place, of e2m1 less MOE_HALVES_BOTTOM_, twice; 0: not for them,
+     which no group is if they are `plain`. */
   uint32_t zero[MOE_GROUPS_SOME_];
   int plain;
 } moe_some_groups_;
 
-/* Under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is the same
-   in every octave in which codes are normal, and eight neighbours never hold two steps. With entry i of `add`, bf16
-   8*i to 8*i+7 of the octave carry into the code's bits where they step; `base` is what all codes are then too far, the
-   first entry in the upper byte included. */
+/* To codes under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is
+   the same in every octave in which codes are normal, and eight neighbours never hold two steps. With entry i of `add`,
+   bf16 8*i to 8*i+7 of the octave carry into the code's bits where they step; `base` is what all codes are then too far,
+   the first entry in the upper byte included. */
 typedef struct moe_octave_ {
   uint8_t add[16];
   uint32_t base;
