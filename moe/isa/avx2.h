@@ -136,7 +136,7 @@ MOE_INLINE void moe_store32x4_avx2(void *p, const __m256i *x, const __m256i *sig
   _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
 }
 /* The table's lower bytes and its upper ones, each in both lanes. */
-MOE_INLINE void moe_look_up32x4_avx2(void *p, const void *entries, const uint16_t *table) {
+MOE_INLINE void moe_lookup32x4_avx2(void *p, const void *entries, const uint16_t *table) {
   const __m256i order =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
   const __m256i bytes = _mm256_shuffle_epi8(moe_loadi_avx2(table), order);

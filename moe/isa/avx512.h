@@ -103,7 +103,7 @@ MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *s
   const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
 }
-MOE_INLINE void moe_look_up32x4_avx512(void *p, const void *entries, const uint16_t *table) {
+MOE_INLINE void moe_lookup32x4_avx512(void *p, const void *entries, const uint16_t *table) {
   const __m512i two = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)entries));
   const __m512i entry =
       _mm512_and_si512(_mm512_or_si512(two, _mm512_slli_epi32(two, 12)), _mm512_set1_epi32(0x000f000f));

@@ -34,7 +34,7 @@
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
                                      8, with the signs (bit 15) of as many others
      load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
-     look_up32x4                     stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
+     lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
      fma_exact                       the same where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
@@ -181,7 +181,7 @@ MOE_INLINE void moe_store32x4_scalar(void *p, const uint32_t *x, const uint32_t 
     ((uint8_t *)p)[i] = (uint8_t)(both | both >> 12);
   }
 }
-MOE_INLINE void moe_look_up32x4_scalar(void *p, const void *entries, const uint16_t *table) {
+MOE_INLINE void moe_lookup32x4_scalar(void *p, const void *entries, const uint16_t *table) {
   for (int i = 0; i < 32; i++)
     moe_storeu16_scalar((char *)p + 2 * i, table[((const uint8_t *)entries)[i / 2] >> i % 2 * 4 & 15]);
 }

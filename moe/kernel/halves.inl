@@ -140,7 +140,7 @@ MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const
     for (int i = 0; i < 16; i += 2 * MOE_W)
       MOE_V(store2x16)(scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i),
                                                   MOE_V(andi)(MOE_V(load2x16)(normal + i), down)));
-    MOE_V(look_up32x4)(to + 64 * g, codes + 16 * g, scaled);
+    MOE_V(lookup32x4)(to + 64 * g, codes + 16 * g, scaled);
   }
   return g;
 }

@@ -127,8 +127,8 @@ typedef struct moe_some_groups_ {
 
 /* To codes under a factor that is no power of two: where an octave of bf16 steps from one fp8 code to the next. It is
    the same in every octave in which codes are normal, and eight neighbours never hold two steps. With entry i of `add`,
-   bf16 8*i to 8*i+7 of the octave carry into the code's bits where they step; `base` is what all codes are then too far,
-   the first entry in the upper byte included. */
+   bf16 8*i to 8*i+7 of the octave carry into the code's bits where they step; `base` is what all codes are then too
+   far, the first entry in the upper byte included. */
 typedef struct moe_octave_ {
   uint8_t add[16];
   uint32_t base;
