@@ -27,19 +27,18 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
   return g;
 }
 
-/* The groups' magnitudes: as many at a time as a vector holds; 0 where there are no more. */
+/* The groups' magnitudes; of what is left of a vector, 0. */
 MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int64_t groups) {
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
-  for (int64_t g = 0; g < groups; g += MOE_W) {
-    MOE_V(i) most[MOE_W];
-    MOE_UNROLL
-    for (int i = 0; i < MOE_W; i++)
-      most[i] = g + i < groups ? MOE_KF(largest)(from + (g + i) * size, size / (4 * MOE_W)) : MOE_V(set1i)(0u);
-    MOE_V(transpose)(most);
-    MOE_UNROLL
-    for (int i = 1; i < MOE_W; i++) most[0] = MOE_KF(larger)(most[0], most[i]);
-    MOE_V(storei)(amax + g, MOE_KF(largest_bits)(most[0]));
+  int64_t g = 0;
+  if (MOE_W > 1 && size == 64) {
+    MOE_K(halves_largest)(amax, from, groups);
+    for (; g < groups; g += MOE_W) MOE_V(storei)(amax + g, MOE_KF(largest_bits)(MOE_V(loadi)(amax + g)));
+    return;
   }
+  for (; g < groups; g++)
+    amax[g] = MOE_V(topi)(MOE_KF(largest_bits)(MOE_KF(largest)(from + g * size, size / (4 * MOE_W))));
+  for (; g % MOE_W != 0; g++) amax[g] = 0;
 }
 
 enum { MOE_KF(halves_here) = MOE_FORMAT_UPPER && MOE_W > 1 };

@@ -5,6 +5,28 @@
 
 /* --------------------------------------------------------------------------------------------------------- to codes */
 
+/* The largest magnitudes of groups of 32 elements of 16 bits, as many at a time as a vector has lanes: of each group
+   two words, the larger of which it is. */
+MOE_FN void MOE_K(halves_largest)(uint32_t *most, const char *from, int64_t groups) {
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu);
+  for (int64_t g = 0; g < groups; g += MOE_W) {
+    MOE_V(i) group[MOE_W];
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++) {
+      const char *at = from + 64 * (g + i);
+      group[i] = MOE_V(set1i)(0u);
+      if (g + i >= groups) continue;
+      group[i] = MOE_V(andi)(MOE_V(load2x16)(at), magnitudes);
+      for (int j = MOE_W; j < 16; j += MOE_W)
+        group[i] = MOE_V(max2x16)(group[i], MOE_V(andi)(MOE_V(load2x16)(at + 4 * j), magnitudes));
+    }
+    MOE_V(transpose)(group);
+    MOE_UNROLL
+    for (int i = 1; i < MOE_W; i++) group[0] = MOE_V(max2x16)(group[0], group[i]);
+    MOE_V(storei)(most + g, group[0]);
+  }
+}
+
 /* What is further below exponent 0 of an fp8 code rounds to zero. */
 MOE_INLINE uint32_t MOE_K(halves_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
 
