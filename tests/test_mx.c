@@ -221,11 +221,11 @@ static void test_every_bf16(void **state) {
   static moe_bf16 plain[32 * GROUPS];
   static float x[32 * GROUPS];
   static uint8_t codes[32 * GROUPS], want[32 * GROUPS], scales[GROUPS], scales_want[GROUPS];
-  static const uint32_t fraction[] = {0x00, 0x7f, 0x40, 0x61, 0x20};
+  static const uint32_t fraction[] = {0x00, 0x7f, 0x40, 0x61, 0x20, 0x03, 0x07}; /* the last are above 8 by NEAREST */
   const struct element *f = (const struct element *)*state;
   const size_t bytes = sizeof codes * (size_t)f->bits / 8;
   for (uint32_t i = 0; i < 255 * CASTS; i += (uint32_t)test_cases(1, 7)) {
-    const uint32_t largest = (i / CASTS) << 7 | fraction[i % 5];
+    const uint32_t largest = (i / CASTS) << 7 | fraction[i / 5 % 7];
     uint32_t next = 2 * largest;
     for (int j = 0; j < 32 * GROUPS; j++) {
       const uint32_t bits = j % 32 == 0 ? largest : next / 2 | (next % 2) << 15;
