@@ -77,6 +77,9 @@
 #define MOE_OPAQUE(x) __asm__("" : "+m"(x))
 #endif
 
+/* gcc would keep the addresses of everything near such a pointer, most of them in memory. */
+#define MOE_OPAQUE_POINTER(p) __asm__("" : "+r"(p))
+
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__SSE2__)
 #define MOE_X86 1
 #ifdef __clang__

@@ -95,19 +95,22 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
 }
 
 /* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
-   written. */
+   written. Squares follow each other along the rows that lie further apart, which may share few places in a cache. */
 MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows,
                                   int64_t cols) {
-  char *d = (char *)dst;
-  const char *s = (const char *)src;
-  for (int64_t i = 0; i < rows; i += MOE_W)
-    for (int64_t j = 0; j < cols; j += MOE_W) {
+  const int along_dst = dst_stride > stride;
+  const int64_t lines = along_dst ? cols : rows, length = along_dst ? rows : cols;
+  for (int64_t line = 0; line < lines; line += MOE_W)
+    for (int64_t at = 0; at < length; at += MOE_W) {
+      const int64_t i = along_dst ? at : line, j = along_dst ? line : at;
+      const char *s = (const char *)src + i * stride + 4 * j;
+      char *d = (char *)dst + j * dst_stride + 4 * i;
       MOE_V(i) square[MOE_W];
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + (i + r) * stride + 4 * j);
+      for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + r * stride);
       MOE_V(transpose)(square);
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + (j + r) * dst_stride + 4 * i, square[r]);
+      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + r * dst_stride, square[r]);
     }
 }
 

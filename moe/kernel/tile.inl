@@ -50,7 +50,9 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   const float *panel = (const float *)t->panel + col;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0;
-  MOE_K(tile_begin)(rows, c + col, t->add, acc);
+  c += col;
+  MOE_OPAQUE_POINTER(c);
+  MOE_K(tile_begin)(rows, c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(t, &lines);
     MOE_UNROLL
@@ -61,7 +63,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
       MOE_K(tile_step)(rows, row, at + odd * 4, b, flush, acc);
     }
   }
-  MOE_K(tile_end)(rows, c + col, acc);
+  MOE_K(tile_end)(rows, c, acc);
 }
 
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {

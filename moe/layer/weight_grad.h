@@ -59,15 +59,21 @@ MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert
                         panel);
 }
 
-/* Columns of x as rows of a product, by way of a panel; rounded as everywhere, not in the product's mode. */
+/* Columns of x as rows of a product, by way of panels that stay in the first-level cache; rounded as everywhere, not in
+   the product's mode. */
 MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k,
                                     char *to, char *room) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
   const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, left->expert, left->column);
-  const moe_rows_ part = moe_rows_from_(&all, from);
+  const moe_panel_kind_ kind = stage->group->panel;
+  const int64_t per_word = kind == MOE_PANEL_F32 ? 1 : 2, step = per_word * MOE_PANEL;
   const moe_fpenv_ saved = moe_fpenv_enter_();
-  moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, k, left->rows, room);
-  moe_turn_panel_(kernels, stage->group->panel, room, k, left->rows, to, kernels->piece_bytes);
+  for (int64_t at = 0; at < k; at += step) {
+    const moe_rows_ part = moe_rows_from_(&all, from + at);
+    const int64_t count = moe_min_(step, k - at);
+    moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, left->rows, room);
+    moe_turn_panel_(kernels, kind, room, count, left->rows, to + at / per_word * 4, kernels->piece_bytes);
+  }
   moe_fpenv_leave_(saved);
 }
 
