@@ -20,6 +20,7 @@
 #include "../examples/pool.h"
 #include "dtypes.h"
 #include "limits.h"
+#include "tile.h"
 #include "layer.h"
 #include "weights.h"
 #include "make.h"

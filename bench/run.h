@@ -22,6 +22,7 @@ typedef struct bench_result {
   double flops, bytes;
   double limit;     /* seconds, the median */
   double share;     /* of the limit that was reached, the median */
+  double tile;      /* share of the arithmetic peak that the product tile kept up in cache meanwhile, the median */
   double workspace; /* share of the tensors' bytes */
   double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured */
 } bench_result;
@@ -45,6 +46,13 @@ static double bench_limit_seconds(const bench_setting *set, const bench_result *
   return by_flops > by_bytes ? by_flops : by_bytes;
 }
 
+/* 0: not an operation that is bound by products. */
+static double bench_tile_share(bench_setting *set, const bench_result *r, double seconds) {
+  const double peak = bench_peak_flops(set, r->op, set->limits);
+  if (peak <= 0 || r->flops / peak < r->bytes / set->limits.read) return 0;
+  return bench_tile_rate(&set->machine, set->dtype->dtype, seconds) / peak;
+}
+
 static double bench_median(double *x, int n) {
   qsort(x, (size_t)n, sizeof *x, bench_compare);
   return x[n / 2];
@@ -55,9 +63,9 @@ static double bench_median(double *x, int n) {
    of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted.
 
    A machine's speed drifts, by a fifth and more where its cores are shared: every run is held against what the machine
-   could do right before and after it. */
+   could do right before and after it. What the product tile makes of the peak in cache is told beside it. */
 static void bench_time(bench_setting *set, const bench_layer *layer, bench_result *result) {
-  double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], total = 0;
+  double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], tile[BENCH_RUNS_MAX], total = 0;
   int runs = 0;
   bench_limits after = {0};
   for (int i = -1; i < BENCH_RUNS_MAX; i++) {
@@ -71,11 +79,13 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_resul
     seconds[runs] = taken, total += taken;
     limit[runs] = 0.5 * (bench_limit_seconds(set, result, before) + bench_limit_seconds(set, result, after));
     share[runs] = limit[runs] / taken;
+    tile[runs] = bench_tile_share(set, result, 0.25 * fmin(taken, BENCH_SECONDS));
     runs++;
     if (set->repeats > 0 ? runs >= set->repeats : runs >= BENCH_RUNS && total >= BENCH_SECONDS) break;
   }
   result->seconds = bench_median(seconds, runs), result->low = seconds[0], result->high = seconds[runs - 1];
   result->limit = bench_median(limit, runs), result->share = bench_median(share, runs);
+  result->tile = bench_median(tile, runs);
 }
 
 /* What the kernels' converting of codes allows, where a few tokens meet quantised weights: the same operation at its
@@ -127,6 +137,7 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
   printf(
       "\"seconds\": %.6g, \"gflops\": %.4g, \"gbytes\": %.4g, \"limit_seconds\": %.6g, \"percent_of_limit\": %.4g",
       r->seconds, r->flops / r->seconds * 1e-9, r->bytes / r->seconds * 1e-9, r->limit, bench_percent(r));
+  if (r->tile > 0) printf(", \"tile_percent\": %.4g", 100 * r->tile);
   if (r->conversion > 0) printf(", \"conversion_gbytes\": %.4g", r->conversion * 1e-9);
   printf("}\n");
 }
@@ -138,6 +149,7 @@ static void bench_print_line(const bench_setting *set, const bench_result *r) {
          r->seconds * 1e3, r->low * 1e3, r->high * 1e3);
   if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
+  if (r->tile > 0) printf(" (the tile in cache: %.1f %%)", 100 * r->tile);
   if (r->conversion > 0)
     printf(", %.1f %% of what converting in cache allows (%.1f GB/s)", 100 * r->bytes / r->conversion / r->seconds,
            r->conversion * 1e-9);

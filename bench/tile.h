@@ -1,0 +1,44 @@
+/* The library's product tile by itself, its operands in the first-level cache: what is lost there no layer can win back,
+   and a neighbour on the same core takes more of it than of a loop without loads. */
+#ifndef MOE_BENCH_TILE_H
+#define MOE_BENCH_TILE_H
+
+enum { TILE_K = 48, TILE_TURNS = 300 };
+
+typedef struct bench_tile {
+  moe_tile_fn_ multiply;
+  moe_tile_ tile;
+  char panel[TILE_K * MOE_PANEL * sizeof(float)];
+  char rows[MOE_TILE_ROWS * TILE_K * sizeof(float)];
+  float c[2 * MOE_TILE_ROWS * MOE_PANEL]; /* what a next tile would add to is fetched, too */
+} bench_tile;
+
+static void bench_tile_task(void *arg, int64_t index) {
+  bench_tile tile = *(const bench_tile *)arg; /* each thread has its own */
+  (void)index;
+  tile.tile.panel = tile.panel;
+  tile.tile.soon = tile.rows;
+  tile.tile.c = tile.c;
+  for (int i = 0; i < MOE_TILE_ROWS; i++) tile.tile.row[i] = tile.rows + i * TILE_K * (int64_t)sizeof(float);
+  moe_tile_idle_(&tile.tile);
+  for (int i = 0; i < TILE_TURNS; i++) tile.multiply(&tile.tile);
+}
+
+/* GFLOP/s that the tile keeps up for about `seconds`. */
+static double bench_tile_rate(bench_machine *m, moe_dtype dtype, double seconds) {
+  const moe_kernels kernels = moe_kernels_();
+  bench_tile tile = {.multiply = kernels.tile[dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32]};
+  const double flops = 2.0 * MOE_TILE_ROWS * MOE_PANEL * TILE_K * TILE_TURNS * m->threads.threads;
+  const double start = bench_now();
+  double done = 0;
+  tile.tile.rows = MOE_TILE_ROWS;
+  tile.tile.k = TILE_K;
+  tile.tile.add = 1;
+  do {
+    pool_run(&m->threads, m->threads.threads, bench_tile_task, &tile);
+    done += flops;
+  } while (bench_now() - start < seconds);
+  return done / (bench_now() - start) * 1e-9;
+}
+
+#endif
