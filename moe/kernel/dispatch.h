@@ -2,9 +2,10 @@
 #ifndef MOE_KERNEL_DISPATCH_H
 #define MOE_KERNEL_DISPATCH_H
 
-/* 0: not looked yet; else the best instruction set there is + 1 and, from bit 8 on, the one that the user asked for + 1
-   or 0. */
+/* 0: not looked yet; else the best instruction set there is + 1 and, MOE_ISA_ASKED_ times, the one that the user asked
+   for + 1 or 0. */
 static atomic_int moe_isa_word_;
+enum { MOE_ISA_ASKED_ = 256 };
 
 /* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the
    f32 kernels give the same bits in half the time there. */
@@ -37,8 +38,8 @@ MOE_FN int moe_isa_best_(int *asked) {
     word = (int)moe_cpu_best_() + 1;
     atomic_store_explicit(&moe_isa_word_, word, memory_order_relaxed);
   }
-  *asked = (word >> 8) - 1;
-  return (word & 255) - 1;
+  *asked = word / MOE_ISA_ASKED_ - 1;
+  return word % MOE_ISA_ASKED_ - 1;
 }
 
 moe_isa moe_isa_active(void) {
@@ -75,7 +76,8 @@ moe_status moe_isa_limit(moe_isa isa) {
   if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;
   int asked;
   const int best = moe_isa_best_(&asked);
-  atomic_store_explicit(&moe_isa_word_, best + 1 + ((int)moe_min_(best, isa) + 1) * 256, memory_order_relaxed);
+  atomic_store_explicit(&moe_isa_word_, best + 1 + ((int)moe_min_(best, isa) + 1) * MOE_ISA_ASKED_,
+                        memory_order_relaxed);
   return MOE_OK;
 }
 

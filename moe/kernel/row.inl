@@ -15,8 +15,8 @@ MOE_INLINE void MOE_K(add_one)(float *sum, const float *x, const float *bias, fl
   }
 }
 
-MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n) {
-  MOE_K(add_one)(sum, x, bias, scale, n);
+MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, float scale, int64_t n) {
+  MOE_K(add_one)(sum, x, NULL, scale, n);
 }
 
 MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale,

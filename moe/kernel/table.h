@@ -258,7 +258,7 @@ typedef struct moe_kernels {
   void (*glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows);
   void (*glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
-  void (*add_scaled)(float *sum, const float *x, const float *bias, float scale, int64_t n); /* sum += scale*(x+bias) */
+  void (*add_scaled)(float *sum, const float *x, float scale, int64_t n); /* sum += scale*x */
   /* For rows of x, 64 apart: row to[i] of sum, 64 apart as well, += scale[i] * (x + bias), in order; bias, scale NULL:
      0, 1; to NULL: all add up in one row. */
   void (*add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale, int64_t rows,

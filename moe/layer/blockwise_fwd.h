@@ -184,7 +184,7 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *sum
     moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_PANEL);
   if (bias && (on_i || forward->args->down_activations)) {
     for (int64_t i = 0; i < summands->rows; i++)
-      kernels->add_scaled(c + i * MOE_PANEL, bias, NULL, on_i ? summands->affinity[i] : 1.0f, n);
+      kernels->add_scaled(c + i * MOE_PANEL, bias, on_i ? summands->affinity[i] : 1.0f, n);
     bias = NULL;
   }
   for (int64_t i = 0; i < summands->rows && forward->args->down_activations; i++)

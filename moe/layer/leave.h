@@ -32,7 +32,7 @@ MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t strid
   for (int64_t i = 0; i < rows && accumulate; i++) {
     float old[MOE_PANEL];
     moe_load_row_(kernels, dtype, old, dst + i * stride, n);
-    kernels->add_scaled(sum + i * MOE_PANEL, old, NULL, 1.0f, n);
+    kernels->add_scaled(sum + i * MOE_PANEL, old, 1.0f, n);
   }
   moe_leave_rows_(kernels, dtype, dst, stride, NULL, sum, rows, n);
 }

@@ -123,7 +123,7 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
     moe_load_row_(&bwd->kernels, MOE_DTYPE_F32, lane->row, out, E);
   else
     memset(lane->row, 0, (size_t)E * sizeof *lane->row);
-  if (n > 0) bwd->kernels.add_scaled(lane->row, lane->dz, NULL, moe_router_factor_(&args->config), E);
+  if (n > 0) bwd->kernels.add_scaled(lane->row, lane->dz, moe_router_factor_(&args->config), E);
   moe_store_row_(&bwd->kernels, MOE_DTYPE_F32, out, lane->row, E);
 }
 
@@ -157,7 +157,7 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
   float sum[MOE_PANEL] = {0};
   (void)turn;
   for (int64_t t = 0; t < args->T; t++)
-    bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, NULL, 1.0f, n);
+    bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, 1.0f, n);
   moe_store_sum_(&bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }

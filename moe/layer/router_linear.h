@@ -79,7 +79,7 @@ MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64
   const int64_t size = moe_dtype_bytes_(p->dtype), stride = moe_router_weight_columns_(w) * size;
   float bias[MOE_PANEL];
   if (p->bias) moe_load_row_(w->kernels, w->dtype, bias, p->bias + at * moe_dtype_bytes_(w->dtype), n);
-  for (int64_t i = 0; i < rows && p->bias; i++) w->kernels->add_scaled(c + i * MOE_PANEL, bias, NULL, 1.0f, n);
+  for (int64_t i = 0; i < rows && p->bias; i++) w->kernels->add_scaled(c + i * MOE_PANEL, bias, 1.0f, n);
   moe_store_sums_(w->kernels, p->out + first * stride + at * size, stride, p->dtype, c, rows, n, p->accumulate);
 }
 

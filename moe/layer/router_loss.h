@@ -72,7 +72,7 @@ MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const fl
 
 /* grad += d, n elements. */
 MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, int64_t n) {
-  loss->kernels.add_scaled(d, grad, NULL, 1.0f, n);
+  loss->kernels.add_scaled(d, grad, 1.0f, n);
   moe_store_row_(&loss->kernels, MOE_DTYPE_F32, grad, d, n);
 }
 

@@ -70,7 +70,7 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
     moe_load_row_(&call->group.kernels, call->dtype, x,
                   stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
-    call->group.kernels.add_scaled(sum, x, NULL, scaled ? call->plan.affinity[row] : 1.0f, n);
+    call->group.kernels.add_scaled(sum, x, scaled ? call->plan.affinity[row] : 1.0f, n);
   }
   moe_store_sum_(&call->group.kernels,
                  stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype,
