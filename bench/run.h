@@ -46,11 +46,11 @@ static double bench_limit_seconds(const bench_setting *set, const bench_result *
   return by_flops > by_bytes ? by_flops : by_bytes;
 }
 
-/* 0: not an operation that is bound by products. */
-static double bench_tile_share(bench_setting *set, const bench_result *r, double seconds) {
+/* What the tile reaches of the peak that `limit` seconds stand for; 0 where memory is the limit. */
+static double bench_tile_share(bench_setting *set, const bench_result *r, double limit, double seconds) {
   const double peak = bench_peak_flops(set, r->op, set->limits);
   if (peak <= 0 || r->flops / peak < r->bytes / set->limits.read) return 0;
-  return bench_tile_rate(&set->machine, set->dtype->dtype, seconds) / peak;
+  return bench_tile_rate(&set->machine, set->dtype->dtype, seconds) * 1e9 * limit / r->flops;
 }
 
 static double bench_median(double *x, int n) {
@@ -79,7 +79,7 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_resul
     seconds[runs] = taken, total += taken;
     limit[runs] = 0.5 * (bench_limit_seconds(set, result, before) + bench_limit_seconds(set, result, after));
     share[runs] = limit[runs] / taken;
-    tile[runs] = bench_tile_share(set, result, 0.25 * fmin(taken, BENCH_SECONDS));
+    tile[runs] = bench_tile_share(set, result, limit[runs], 0.25 * fmin(taken, BENCH_SECONDS));
     runs++;
     if (set->repeats > 0 ? runs >= set->repeats : runs >= BENCH_RUNS && total >= BENCH_SECONDS) break;
   }
