@@ -24,7 +24,8 @@ typedef struct bench_result {
   double share;     /* of the limit that was reached, the median */
   double tile;      /* share of the arithmetic peak that the product tile kept up in cache meanwhile, the median */
   double workspace; /* share of the tensors' bytes */
-  double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured */
+  double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured; */
+  double converted;  /*   share of it that was reached; medians */
 } bench_result;
 
 enum { BENCH_RUNS = 5, BENCH_RUNS_MAX = 63 };
@@ -58,17 +59,62 @@ static double bench_median(double *x, int n) {
   return x[n / 2];
 }
 
+/* What the kernels' converting of codes allows, where a few tokens meet quantised weights: the same operation in every
+   thread, each on one expert whose weights stay in its core's own cache. */
+typedef struct bench_converter {
+  moe_context ctx;
+  bench_layer layer[POOL_MAX];
+  moe_status (*run)(moe_context *ctx, const bench_layer *layer); /* NULL: does not apply */
+  double bytes;                                                  /* of a thread's layer */
+} bench_converter;
+
+enum { BENCH_CONVERSIONS = 8 }; /* at a time */
+
+static void bench_converter_start(bench_converter *c, const bench_setting *set, const bench_op *op, bench_shape shape) {
+  enum { cached = 768 << 10 };
+  c->run = NULL;
+  if (!set->weights->name || strncmp(op->name, "decode", 6) != 0) return;
+  const int64_t fit = cached * 8 / bench_weights_bits(&set->weights->as) / (3 * shape.H) / 128 * 128;
+  shape.T = shape.E = shape.K = 1;
+  shape.I = fit < 128 ? 128 : fit; /* whole lines of codes */
+  c->ctx = set->ctx;
+  c->ctx.parallel_for = NULL;
+  for (int i = 0; i < set->machine.threads.threads; i++)
+    c->layer[i] = bench_make(&c->ctx, shape, set->dtype, set->weights, set->B, 0, op->parts);
+  c->run = op->run;
+  c->bytes = op->bytes(&c->layer[0]);
+}
+
+static void bench_converter_stop(bench_converter *c, const bench_setting *set) {
+  for (int i = 0; c->run && i < set->machine.threads.threads; i++) bench_free(&c->layer[i]);
+}
+
+static void bench_converter_task(void *arg, int64_t index) {
+  bench_converter *c = (bench_converter *)arg;
+  moe_context ctx = c->ctx;
+  for (int i = 0; i < BENCH_CONVERSIONS; i++) bench_expect(&ctx, c->run(&ctx, &c->layer[index]));
+}
+
+/* Bytes per second right now: the best of a few, of which the first fills the caches. */
+static double bench_converter_rate(bench_setting *set, bench_converter *c) {
+  if (!c->run) return 0;
+  return bench_rate(&set->machine, set->machine.threads.threads, bench_converter_task, c,
+                    BENCH_CONVERSIONS * c->bytes, 4);
+}
+
 /* The roofline assumes that operands come from memory. Left warm, a layer smaller than the last-level cache would be
    read from there (which may be hundreds of megabytes, shared with strangers), as it never is between the other layers
    of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted.
 
    A machine's speed drifts, by a fifth and more where its cores are shared: every run is held against what the machine
    could do right before and after it. What the product tile makes of the peak in cache is told beside it. */
-static void bench_time(bench_setting *set, const bench_layer *layer, bench_result *result) {
+static void bench_time(bench_setting *set, const bench_layer *layer, bench_converter *converter, bench_result *result) {
   double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], tile[BENCH_RUNS_MAX], total = 0;
+  double conversion[BENCH_RUNS_MAX], converted[BENCH_RUNS_MAX];
   int runs = 0;
   bench_limits after = {0};
   for (int i = -1; i < BENCH_RUNS_MAX; i++) {
+    const double conversion_before = bench_converter_rate(set, converter);
     const bench_limits before = bench_limits_now(&set->machine, set->warm, set->limits);
     const double start = bench_now();
     bench_expect(&set->ctx, result->op->run(&set->ctx, layer));
@@ -80,45 +126,26 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_resul
     limit[runs] = 0.5 * (bench_limit_seconds(set, result, before) + bench_limit_seconds(set, result, after));
     share[runs] = limit[runs] / taken;
     tile[runs] = bench_tile_share(set, result, limit[runs], 0.25 * fmin(taken, BENCH_SECONDS));
+    conversion[runs] = 0.5 * (conversion_before + bench_converter_rate(set, converter));
+    converted[runs] = conversion[runs] > 0 ? result->bytes / conversion[runs] / taken : 0;
     runs++;
     if (set->repeats > 0 ? runs >= set->repeats : runs >= BENCH_RUNS && total >= BENCH_SECONDS) break;
   }
   result->seconds = bench_median(seconds, runs), result->low = seconds[0], result->high = seconds[runs - 1];
   result->limit = bench_median(limit, runs), result->share = bench_median(share, runs);
   result->tile = bench_median(tile, runs);
-}
-
-/* What the kernels' converting of codes allows, where a few tokens meet quantised weights: the same operation at its
-   best on one expert whose weights stay in a core's own cache, as often as there are threads. */
-static double bench_conversion(const bench_setting *set, const bench_result *r) {
-  enum { runs = 15, cached = 768 << 10 };
-  double least = 0;
-  bench_shape shape = r->shape;
-  moe_context ctx = set->ctx;
-  if (!set->weights->name || strncmp(r->op->name, "decode", 6) != 0) return 0;
-  const int64_t fit = cached * 8 / bench_weights_bits(&set->weights->as) / (3 * shape.H) / 128 * 128;
-  shape.T = shape.E = shape.K = 1;
-  shape.I = fit < 128 ? 128 : fit; /* whole lines of codes */
-  ctx.parallel_for = NULL;
-  bench_layer layer = bench_make(&ctx, shape, set->dtype, set->weights, set->B, 0, r->op->parts);
-  for (int i = -2; i < runs; i++) {
-    const double start = bench_now();
-    bench_expect(&ctx, r->op->run(&ctx, &layer));
-    const double seconds = bench_now() - start;
-    if (i <= 0 || seconds < least) least = seconds;
-  }
-  const double bytes = r->op->bytes(&layer);
-  bench_free(&layer);
-  return set->machine.threads.threads * bytes / least;
+  result->conversion = bench_median(conversion, runs), result->converted = bench_median(converted, runs);
 }
 
 static bench_result bench_case(bench_setting *set, const bench_op *op, bench_shape shape) {
   bench_layer layer = bench_make(&set->ctx, shape, set->dtype, set->weights, set->B, set->skew, op->parts);
   bench_result result = {.op = op, .shape = shape, .flops = op->flops(&layer), .bytes = op->bytes(&layer)};
   result.workspace = (double)layer.workspace_bytes / (double)layer.bytes;
-  bench_time(set, &layer, &result);
+  bench_converter converter;
+  bench_converter_start(&converter, set, op, shape);
+  bench_time(set, &layer, &converter, &result);
+  bench_converter_stop(&converter, set);
   bench_free(&layer);
-  result.conversion = bench_conversion(set, &result);
   return result;
 }
 
@@ -138,7 +165,8 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
       "\"seconds\": %.6g, \"gflops\": %.4g, \"gbytes\": %.4g, \"limit_seconds\": %.6g, \"percent_of_limit\": %.4g",
       r->seconds, r->flops / r->seconds * 1e-9, r->bytes / r->seconds * 1e-9, r->limit, bench_percent(r));
   if (r->tile > 0) printf(", \"tile_percent\": %.4g", 100 * r->tile);
-  if (r->conversion > 0) printf(", \"conversion_gbytes\": %.4g", r->conversion * 1e-9);
+  if (r->conversion > 0)
+    printf(", \"conversion_gbytes\": %.4g, \"percent_of_conversion\": %.4g", r->conversion * 1e-9, 100 * r->converted);
   printf("}\n");
 }
 
@@ -151,8 +179,7 @@ static void bench_print_line(const bench_setting *set, const bench_result *r) {
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
   if (r->tile > 0) printf(" (the tile in cache: %.1f %%)", 100 * r->tile);
   if (r->conversion > 0)
-    printf(", %.1f %% of what converting in cache allows (%.1f GB/s)", 100 * r->bytes / r->conversion / r->seconds,
-           r->conversion * 1e-9);
+    printf(", %.1f %% of what converting in cache allows (%.1f GB/s)", 100 * r->converted, r->conversion * 1e-9);
   if (r->workspace > 0) printf(", workspace %.1f %% of the tensors", 100 * r->workspace);
   printf("\n");
 }
