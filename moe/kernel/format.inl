@@ -38,8 +38,14 @@ MOE_INLINE MOE_V(i) MOE_KF(larger)(MOE_V(i) a, MOE_V(i) b) {
   return sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(max2x16)(a, b) : MOE_V(maxi)(a, b);
 }
 MOE_INLINE MOE_V(i) MOE_KF(largest)(const char *from, int64_t vectors) {
-  MOE_V(i) most = vectors > 0 ? MOE_KF(magnitudes)(from) : MOE_V(set1i)(0u);
-  for (int64_t i = 1; i < vectors; i++) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from + 4 * MOE_W * i));
+  enum { step = 4 * MOE_W, some = 4 };
+  MOE_V(i) most = MOE_V(set1i)(0u);
+  int64_t i = 0;
+  for (; i + some <= vectors; i += some, from += some * step) {
+    MOE_UNROLL
+    for (int j = 0; j < some; j++) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from + j * step));
+  }
+  for (; i < vectors; i++, from += step) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from));
   return most;
 }
 
