@@ -35,7 +35,7 @@ static void bench_usage(FILE *out) {
       "  --threads  all processors by default\n"
       "  --skew     this share of the tokens has expert 0 among its K\n"
       "  --block    rows per block, 128 by default, fewer where there are fewer tokens\n"
-      "  --repeats  runs per case; by default 5 and as many more as fit into half a second\n"
+      "  --repeats  runs per case; by default 5 and as many more as fit into a second\n"
       "  --warm     leave the caches as the run before left them\n"
       "  --json     one object per line and case\n"
       "  --sweep    time per flop over token and expert counts, of fwd unless --op says bwd\n"

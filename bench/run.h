@@ -22,7 +22,7 @@ typedef struct bench_result {
   double flops, bytes;
   double limit;     /* seconds, the median */
   double share;     /* of the limit that was reached, the median */
-  double tile;      /* share of the arithmetic peak that the product tile kept up in cache meanwhile, the median */
+  double tile;      /* share of the peak that the product tile kept up in cache right after, the median, or 0 */
   double workspace; /* share of the tensors' bytes */
   double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured; */
   double converted;  /*   share of it that was reached; medians */

@@ -8,9 +8,9 @@ enum { TILE_K = 48, TILE_TURNS = 300 };
 typedef struct bench_tile {
   moe_tile_fn_ multiply;
   moe_tile_ tile;
-  char panel[TILE_K * MOE_PANEL * sizeof(float)];
-  char rows[MOE_TILE_ROWS * TILE_K * sizeof(float)];
-  float c[2 * MOE_TILE_ROWS * MOE_PANEL]; /* what a next tile would add to is fetched, too */
+  _Alignas(BENCH_LINE) char panel[TILE_K * MOE_PANEL * sizeof(float)]; /* as packed ones are */
+  _Alignas(BENCH_LINE) char rows[MOE_TILE_ROWS * TILE_K * sizeof(float)];
+  _Alignas(BENCH_LINE) float c[2 * MOE_TILE_ROWS * MOE_PANEL]; /* what a next tile would add to is fetched, too */
 } bench_tile;
 
 static void bench_tile_task(void *arg, int64_t index) {
