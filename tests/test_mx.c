@@ -225,6 +225,7 @@ static void test_every_bf16(void **state) {
   const struct element *f = (const struct element *)*state;
   const size_t bytes = sizeof codes * (size_t)f->bits / 8;
   for (uint32_t i = 0; i < 255 * CASTS; i += (uint32_t)test_cases(1, 7)) {
+    /* Casts come in turns of CASTS, fractions in runs of 5: each cast meets each fraction. */
     const uint32_t largest = (i / CASTS) << 7 | fraction[i / 5 % 7];
     uint32_t next = 2 * largest;
     for (int j = 0; j < 32 * GROUPS; j++) {
