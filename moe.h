@@ -69,6 +69,7 @@
        backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size
                  more, and per thread the largest of 3.5 MiB, 256*R + 1 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
+       and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 2048 tokens. */
 #ifndef MOE_H
 #define MOE_H
@@ -455,6 +456,18 @@ typedef struct moe_quantized_weight {
   const void *scales;          /* not used by GGML */
 } moe_quantized_weight;
 
+/* Activations, or gradients of them, [T,H], as they are stored, in place of plain ones. They stand for what
+   moe_dequantize_mx or, with float_scales, moe_dequantize_scaled makes of them in the function's type, and are made
+   plain once, in workspace, for several experts read them. */
+typedef struct moe_quantized_activation {
+  moe_element element;               /* under float_scales of 8 bits */
+  int float_scales;                  /* 0: MX, groups of 32 along H */
+  int64_t block_rows, block_columns; /* float_scales only; 0 = all: 0,0 is static, 1,0 per token, 1,128 blocks */
+  const uint8_t *codes;              /* [T,H], of e2m1 [T,ceil(H/2)] */
+  const void *scales;                /* uint8_t [T,ceil(H/32)], or float [ceil(T/block_rows),ceil(H/block_columns)],
+                                        which must be finite */
+} moe_quantized_activation;
+
 /* --------------------------------------------------------------------------------------------------------- router */
 
 typedef enum moe_score_function {
@@ -670,6 +683,7 @@ typedef struct moe_mx_operands {
 typedef struct moe_blockwise_layer {
   int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; all from 1 */
   const void *hidden_states;            /* [T,H] (a padding row T, if there is one, is not read) */
+  const moe_quantized_activation *quantized_hidden_states; /* (optional): in place of hidden_states, then not read */
   const void *expert_affinities_masked; /* [T*E] at t*E+e (row T is not read); NULL only with NO_SCALE */
   moe_dtype affinity_dtype;             /* of the affinities and their gradient */
   const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up (forward: optional beside its packed form) */
@@ -773,6 +787,7 @@ typedef struct moe_blockwise_mm_bwd_args {
   const void *gate_up_proj_act_checkpoint_T; /* [N,2,I,B] (NULL = recompute) */
   const void *down_proj_act_checkpoint;      /* [N,B,H] (optional) */
   const void *output_hidden_states_grad;     /* [T,H] */
+  const moe_quantized_activation *quantized_output_hidden_states_grad; /* (optional): in its place */
   int not_accumulating;
   moe_shard_option shard_option;
   moe_affinity_option affinity_option;

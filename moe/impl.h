@@ -112,6 +112,7 @@ MOE_QUICK_BEGIN
 #include "layer/scaled_quantize.h"
 #include "layer/mx_round.h"
 #include "layer/quantized.h"
+#include "layer/quantized_activation.h"
 #include "layer/quantized_pack.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"

@@ -167,7 +167,8 @@ static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8
   w->codes = codes, w->scales = scales;
 }
 
-/* Forward and backward from quantised weights, and with operands rounded to MX. */
+/* Forward and backward from quantised weights and, where codes are bytes, hidden states; some with operands rounded to
+   MX. */
 static void hash_quantized(struct settings *set, moe_dtype dtype) {
   static const moe_quantized_weight storage[] = {
       {.element = MOE_ELEMENT_E2M1},
@@ -188,15 +189,21 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
     o.mx.gradients.enabled = o.mx.activations.enabled = o.mx.weights.enabled = o.mx.weight_grads = i & 1;
     problem_options_settle(&o);
     if (!problem_open(&p, &o, NULL, NULL)) exit(1);
-    for (int j = 0; j < 2; j++)
-      make_codes(&w[j], storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX,
-                 codes[j], scales[j], 1 << 16, &seed);
+    const int words =
+        storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX;
+    for (int j = 0; j < 2; j++) make_codes(&w[j], words, codes[j], scales[j], 1 << 16, &seed);
+    const moe_quantized_activation x = {.element = storage[i].element,
+                                        .float_scales = storage[i].scaling != MOE_WEIGHT_MX,
+                                        .block_rows = 1,
+                                        .codes = codes[1],
+                                        .scales = scales[1]};
     for (int op = 0; op <= PROBLEM_BACKWARD; op++) {
       struct problem_args args;
       size_t bytes = 0;
       problem_make_args(&p, &args);
       args.forward.layer.quantized_gate_up_weight = args.backward.layer.quantized_gate_up_weight = &w[0];
       args.forward.layer.quantized_down_weight = args.backward.layer.quantized_down_weight = &w[1];
+      if (!words) args.forward.layer.quantized_hidden_states = args.backward.layer.quantized_hidden_states = &x;
       if (problem_workspace_size((enum problem_op)op, &set->ctx, &args, &bytes) != MOE_OK) fail("quantized", &set->ctx);
       void *workspace = malloc(bytes + 1);
       problem_set_workspace((enum problem_op)op, &args, workspace, bytes);

@@ -319,13 +319,20 @@ static void assert_documented_workspace(int64_t T, int64_t H, int64_t I, int64_t
    moe_blockwise_mm_bwd_##name##_workspace_size(&ctx, &bwd, &backward) |                                     \
    moe_blockwise_mm_bwd_##name##_workspace_size(&ctx, &recompute, &other))
   assert_int_equal(bf16 ? SIZES(bf16) : SIZES(f32), MOE_OK);
-#undef SIZES
   assert_in_range(forward, 1, R * (I * s + 21) + (R <= 8 * E ? R * H * 4 : 0) + thread * (7 * MiB / 2) + more);
   assert_in_range(backward, 1, most);
   assert_in_range(other, 1, most + 2 * R * I * s);
   assert_int_equal(bf16 ? moe_blockwise_mm_bwd_bf16_workspace_size(&ctx, &scaled, &other)
                         : moe_blockwise_mm_bwd_f32_workspace_size(&ctx, &scaled, &other), MOE_OK);
   assert_in_range(other, 1, most + R * (2 * I * s + H / 16));
+  const moe_quantized_activation codes = {.element = MOE_ELEMENT_E4M3FN};
+  fwd.layer.quantized_hidden_states = bwd.layer.quantized_hidden_states = &codes;
+  bwd.quantized_output_hidden_states_grad = &codes;
+  const size_t plain[2] = {forward, backward};
+  assert_int_equal(bf16 ? SIZES(bf16) : SIZES(f32), MOE_OK);
+  assert_in_range(forward, plain[0], plain[0] + (size_t)(T * H * s) + 64);
+  assert_in_range(backward, plain[1], plain[1] + (size_t)(2 * T * H * s) + 128);
+#undef SIZES
 }
 
 static void test_documented_workspace(void **state) {
@@ -337,7 +344,7 @@ static void test_documented_workspace(void **state) {
       const int64_t T = test_random_range(&seed, 1, i % 3 ? 20000 : 200), H = test_random_range(&seed, 1, 4096);
       const int64_t I = test_random_range(&seed, 1, 4096), E = test_random_range(&seed, 1, 128);
       assert_documented_workspace(T, H, I, E, test_random_range(&seed, 1, 256), (int)test_random_range(&seed, 1, 16),
-                                  i % 2);
+                                  (int)(i % 2));
     }
   }
   test_use_best_isa();

@@ -14,7 +14,7 @@ typedef struct moe_blockwise_ {
   moe_plan_ plan;
   moe_mx_round_ round_activations, round_weights, round_gradients;
   moe_rounded_ rounded_gate_up, rounded_down, rounded_down_across, rounded_gate_up_across; /* see weights.h */
-  const char *hidden; /* hidden_states as the products take them */
+  const char *hidden; /* hidden_states as the forward's products take them */
 } moe_blockwise_;
 
 MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
@@ -77,18 +77,20 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   MOE_TRY(moe_check_mx_operands_(ctx, layer));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_weight, 2, layer->H));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_weight, 1, layer->I));
+  MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_hidden_states", layer->quantized_hidden_states));
   return moe_check_config_(ctx, &layer->config);
 }
 
 /* The layer's own tensors, for the caller's table. Returns how many. */
-enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8, MOE_LAYER_TENSORS_ = 13 };
+enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8, MOE_LAYER_TENSORS_ = 15 };
 MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tensor_ *tensor) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
   const moe_role_ affinity_role = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   const moe_role_ expert_role = dropping ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   const moe_tensor_ own[] = {
-      {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
+      {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size,
+       l->quantized_hidden_states ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size,
        affinity_role},
       {"gate_up_proj_weight", l->gate_up_proj_weight, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), size), size, MOE_INPUT},
@@ -107,13 +109,17 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
                               "quantized_gate_up_weight->scales", tensor + n);
   n += moe_quantized_tensors_(&call->down.quantized, "quantized_down_weight->codes", "quantized_down_weight->scales",
                               tensor + n);
+  n += moe_quantized_activation_tensors_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
+                                         "quantized_hidden_states->scales", tensor + n);
   return n;
 }
 
 /* What only a look into the tensors tells. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
   MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_weight->scales"));
-  return moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_weight->scales");
+  MOE_TRY(moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_weight->scales"));
+  return moe_quantized_activation_check_scales_(ctx, call->layer.quantized_hidden_states, call->layer.T, call->layer.H,
+                                                "quantized_hidden_states->scales");
 }
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
@@ -136,6 +142,7 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->group = moe_group_of_(dtype, layer->E);
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
+  if (layer->quantized_hidden_states) call->layer.hidden_states = NULL;
   if (layer->quantized_gate_up_weight) call->layer.gate_up_proj_weight = NULL;
   if (layer->quantized_down_weight) call->layer.down_proj_weight = NULL;
   if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
@@ -147,7 +154,6 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
   call->glu = moe_resolve_glu_(&layer->config);
-  call->hidden = (const char *)layer->hidden_states;
   call->round_activations = moe_mx_round_of_(&layer->mx.activations);
   call->round_weights = moe_mx_round_of_(&layer->mx.weights);
   call->round_gradients = moe_mx_round_of_(&layer->mx.gradients);
@@ -166,7 +172,20 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
   return buffer;
 }
 
-/* ------------------------------------------------------------------------------------------------ rounding operands */
+/* -------------------------------------------------------------------------------------- decoding, rounding operands */
+
+/* Memory for a [T,H] tensor decoded; NULL where it is plain. */
+MOE_FN char *moe_take_decoded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_quantized_activation *codes) {
+  return codes ? (char *)moe_take_(arena, moe_mul3_(call->layer.T, call->layer.H, call->size)) : NULL;
+}
+
+/* A [T,H] tensor plain: decoded into `to`, or itself. */
+MOE_FN const char *moe_decode_hidden_(moe_context *ctx, const moe_blockwise_ *call,
+                                      const moe_quantized_activation *codes, const void *from, char *to) {
+  if (!codes) return (const char *)from;
+  moe_quantized_activation_decode_(ctx, codes, call->dtype, call->layer.T, call->layer.H, to);
+  return to;
+}
 
 /* Memory for a [T,H] tensor rounded; NULL where it is not. */
 MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_mx_round_ *round) {

@@ -7,15 +7,19 @@ typedef struct moe_backward_ {
   const moe_blockwise_mm_bwd_args *args;
   moe_dtype weight_grad_dtype;
   void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
-  char *am, *pre, *scaled;
-  char *hidden, *output_grad, *rounded; /* x, dY and pre rounded to MX, or NULL */
-  float *dot;                           /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+  const char *x, *output_grad;           /* as given or decoded */
+  char *decoded_x, *decoded_output_grad; /* decoded, or NULL */
+  char *rounded_x, *rounded_output_grad; /* rounded to MX, or NULL */
+  char *am, *pre, *scaled, *rounded;     /* rounded: pre to MX, or NULL */
+  float *dot;                            /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
 MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
   MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
+  MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
+                                          args->quantized_output_hidden_states_grad));
   MOE_TRY(moe_check_enum_(ctx, "shard_option", (int)args->shard_option, MOE_SHARD_AUTO + 1));
   MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
   MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
@@ -39,14 +43,18 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
   const int64_t size = backward->call.size, saved = backward->call.checkpoint_size,
                 affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
   const int64_t grad = moe_dtype_bytes_(backward->weight_grad_dtype);
-  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 10];
+  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 12];
+  const moe_quantized_activation *quantized_grad = args->quantized_output_hidden_states_grad;
   int n = moe_layer_tensors_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensor);
+  n += moe_quantized_activation_tensors_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
+                                         "quantized_output_hidden_states_grad->scales", tensor + n);
   const moe_tensor_ own[] = {
       {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T,
        moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
       {"down_proj_act_checkpoint", args->down_proj_act_checkpoint, moe_mul4_(l->N, l->B, l->H, saved), saved,
        MOE_INPUT_OPTIONAL},
-      {"output_hidden_states_grad", args->output_hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_INPUT},
+      {"output_hidden_states_grad", quantized_grad ? NULL : args->output_hidden_states_grad,
+       moe_mul3_(l->T, l->H, size), size, quantized_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
       {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity,
        MOE_OUTPUT_OPTIONAL},
@@ -63,6 +71,8 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
   MOE_TRY(moe_check_tensors_(ctx, tensor, n + (int)(sizeof own / sizeof *own), sizes_only));
   if (sizes_only) return MOE_OK;
   MOE_TRY(moe_check_layer_scales_(ctx, &backward->call));
+  MOE_TRY(moe_quantized_activation_check_scales_(ctx, quantized_grad, l->T, l->H,
+                                                 "quantized_output_hidden_states_grad->scales"));
   return moe_plan_check_(ctx, &backward->call.layer);
 }
 
@@ -80,8 +90,10 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
-  backward->output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
-  backward->hidden = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
+  backward->decoded_x = moe_take_decoded_(arena, call, l->quantized_hidden_states);
+  backward->decoded_output_grad = moe_take_decoded_(arena, call, backward->args->quantized_output_hidden_states_grad);
+  backward->rounded_output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
+  backward->rounded_x = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
   const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_FEW * MOE_BIAS_SUMS_;
@@ -117,7 +129,7 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   for (int64_t i = 0; i < summands->rows && pre_scaled; i++) {
     const int64_t row = summands->row[i], at = call->plan.token[row] * l->H + h0;
     float x[MOE_PANEL];
-    moe_load_row_(kernels, call->dtype, x, (const char *)l->hidden_states + at * call->size, n);
+    moe_load_row_(kernels, call->dtype, x, backward->x + at * call->size, n);
     backward->dot[row * panels + h0 / MOE_PANEL] = kernels->dot(c + i * MOE_PANEL, x, n);
   }
   kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
@@ -128,7 +140,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
-    call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, call->layer.hidden_states, backward->hidden,
+    call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, backward->x, backward->rounded_x,
                                      call->layer.mx.activation_layout);
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
     moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
@@ -138,8 +150,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   moe_down_grad_ down_grad = {0};
   down_grad.call = call;
   down_grad.glu = moe_backward_glu_(call);
-  down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, args->output_hidden_states_grad,
-                                            backward->output_grad, MOE_MX_LAYOUT_PLAIN);
+  down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
+                                            backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
   down_grad.am = backward->am;
   down_grad.pre = backward->pre;
@@ -183,7 +195,7 @@ MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backwa
   const moe_blockwise_layer *l = &call->layer;
   moe_weight_grad_ stage = {0};
   stage.group = &call->group;
-  stage.x = (moe_rows_){(const char *)l->hidden_states, l->H * call->size, call->plan.token};
+  stage.x = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
   stage.x_dtype = call->dtype;
   moe_backward_round_(call, &stage.x_round, &stage.y_round);
   stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
@@ -205,7 +217,7 @@ MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward)
   stage.x = (moe_rows_){backward->am, l->I * call->inner_size, NULL};
   stage.x_dtype = call->inner_dtype;
   moe_backward_round_(call, &stage.x_round, &stage.y_round);
-  stage.y = (moe_rows_){(const char *)backward->args->output_hidden_states_grad, l->H * call->size, call->plan.token};
+  stage.y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
   stage.y_dtype = call->dtype;
   stage.m = l->I;
   stage.n = l->H;
@@ -221,7 +233,7 @@ MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
   const int post = moe_post_scaled_(&call->layer.config), pre = moe_pre_scaled_(&call->layer.config);
   moe_small_grads_ stage = {0};
   stage.call = call;
-  stage.output_grad = (const char *)args->output_hidden_states_grad;
+  stage.output_grad = backward->output_grad;
   stage.dot = post || pre ? backward->dot : NULL;
   stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_PANEL);
   if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
@@ -239,6 +251,10 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
+  backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
+  backward->output_grad =
+      moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
+                         backward->args->output_hidden_states_grad, backward->decoded_output_grad);
   moe_backward_down_(ctx, backward);
   moe_combine_ hidden = moe_backward_hidden_(backward);
   moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward), down = moe_backward_down_weight_(backward);

@@ -5,9 +5,10 @@
 typedef struct moe_forward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_fwd_args *args;
-  char *m;      /* [rows,I] */
-  char *hidden; /* x rounded to MX, or NULL */
-  float *down;  /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
+  char *m;       /* [rows,I] */
+  char *decoded; /* x decoded, or NULL */
+  char *rounded; /* x rounded to MX, or NULL */
+  float *down;   /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -132,7 +133,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   const int few = moe_ceil_div_(l->N * l->B, MOE_ROWS_APART_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
-  forward->hidden = moe_take_rounded_(arena, call, &call->round_activations);
+  forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
+  forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call),
                     0);
@@ -230,8 +232,9 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
-  call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, l->hidden_states, forward->hidden,
-                                   l->mx.activation_layout);
+  const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
+  call->hidden =
+      moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);

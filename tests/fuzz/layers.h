@@ -1,5 +1,6 @@
-/* layers.h: layers of quantised weights, forward, backward and prepacked, against the same layer from the plain weights
-   that these stand for, or where scales come after the sums against itself by other instructions. */
+/* layers.h: layers of quantised weights and activations, forward, backward and prepacked, against the same layer from
+   the plain tensors that these stand for; where weights' scales come after the sums, from the same weights by other
+   instructions. */
 #ifndef MOE_FUZZ_LAYERS_H
 #define MOE_FUZZ_LAYERS_H
 
@@ -37,6 +38,13 @@ static void fuzz_give(const fuzz_layer *l, const struct problem *p, moe_blockwis
   }
 }
 
+static void fuzz_give_activations(const fuzz_layer *l, moe_blockwise_layer *layer, moe_blockwise_mm_bwd_args *bwd) {
+  if (l->activation[0].given) layer->hidden_states = NULL, layer->quantized_hidden_states = &l->activation[0].s.a;
+  if (!l->activation[1].given) return;
+  bwd->output_hidden_states_grad = NULL;
+  bwd->quantized_output_hidden_states_grad = &l->activation[1].s.a;
+}
+
 static void fuzz_call_layer(fuzz_layer *l, enum problem_op op, struct problem_args *args, int legal) {
   size_t bytes = 0;
   const moe_status status = problem_workspace_size(op, l->ctx, args, &bytes);
@@ -67,9 +75,11 @@ static void fuzz_layer_op(fuzz_layer *l, enum problem_op op) {
   for (int i = 0; i < 2; i++) legal &= l->weight[i].good || !l->weight[i].given;
   if (op == PROBLEM_FORWARD && l->p.o.spec >= MOE_CTE_SHARD_ON_BLOCK_MX)
     legal &= fuzz_is_mx(&l->weight[0]) && fuzz_is_mx(&l->weight[1]);
+  legal &= l->activation[0].good || !l->activation[0].given;
+  legal &= l->activation[1].good || !l->activation[1].given || op == PROBLEM_FORWARD;
   problem_make_args(&l->p, &args), problem_make_args(&l->twin, &twin);
   moe_blockwise_layer *layer = op == PROBLEM_FORWARD ? &args.forward.layer : &args.backward.layer;
-  fuzz_give(l, &l->p, layer);
+  fuzz_give(l, &l->p, layer), fuzz_give_activations(l, layer, &args.backward);
   fuzz_give(l, &l->twin, op == PROBLEM_FORWARD ? &twin.forward.layer : &twin.backward.layer);
   if (l->comparable && twin.forward.spec >= MOE_CTE_SHARD_ON_BLOCK_MX) twin.forward.spec = MOE_CTE_SHARD_ON_BLOCK;
   if (op == PROBLEM_FORWARD && legal && l->weight[0].packed)

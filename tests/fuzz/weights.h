@@ -1,10 +1,11 @@
-/* weights.h: layers whose weights are quantised in any way, seldom in a way that no call takes. */
+/* weights.h: layers whose weights and activations are quantised in any way, seldom in a way that no call takes. */
 #ifndef MOE_FUZZ_WEIGHTS_H
 #define MOE_FUZZ_WEIGHTS_H
 
 #include "call.h"
 #include "support/problem.h"
 #include "support/quantized.h"
+#include "support/stored.h"
 
 /* One weight of the layer. */
 typedef struct fuzz_weight {
@@ -14,12 +15,19 @@ typedef struct fuzz_weight {
   size_t packed_bytes;
 } fuzz_weight;
 
+/* Hidden states or their output's gradient. */
+typedef struct fuzz_activation {
+  struct stored s;
+  int given, good;
+} fuzz_activation;
+
 typedef struct fuzz_layer {
   fuzz_input *in;
   moe_context *ctx;
   uint64_t rng;
   struct problem p, twin;
   fuzz_weight weight[2]; /* gate and up, down */
+  fuzz_activation activation[2]; /* x, dY */
   int comparable;        /* twin has plain weights */
 } fuzz_layer;
 
@@ -127,8 +135,30 @@ static void fuzz_make_weight(fuzz_layer *l, int i, int tensor) {
   if (l->comparable && !quantized_plain(&w->q, o->dtype, l->twin.tensor[tensor].data, 0)) abort();
 }
 
+static void fuzz_make_activation(fuzz_layer *l, int i, int tensor) {
+  static uint64_t somewhere[8];
+  fuzz_activation *f = &l->activation[i];
+  moe_quantized_activation *a = &f->s.a;
+  const int legal = l->in->legal;
+  f->given = fuzz_pick(l->in, 3) == 0;
+  f->s.rows = l->p.o.T, f->s.columns = l->p.o.H;
+  if (!f->given) return;
+  l->in->legal = 1;
+  a->element = (moe_element)fuzz_enum(l->in, ELEMENTS);
+  a->float_scales = fuzz_enum(l->in, 2);
+  a->block_rows = a->float_scales ? fuzz_length(l->in, 0, 4, 4) : -7;
+  a->block_columns = a->float_scales ? fuzz_length(l->in, 0, 40, 16) : -7;
+  f->good = l->in->legal && (!a->float_scales || elements[a->element].bits == 8);
+  l->in->legal = legal;
+  a->codes = (const uint8_t *)somewhere, a->scales = somewhere;
+  if (!f->good) return;
+  stored_make(&f->s, &l->rng);
+  stored_plain(&f->s, l->p.o.dtype, l->twin.tensor[tensor].data);
+}
+
 static void fuzz_close_layer(fuzz_layer *l) {
   for (int i = 0; i < 2; i++) {
+    stored_free(&l->activation[i].s);
     quantized_free(&l->weight[i].q);
     free(l->weight[i].packed);
   }
@@ -145,6 +175,7 @@ static int fuzz_open_layer(fuzz_layer *l) {
       fuzz_fail("routing", l->ctx);
   l->comparable = o.dtype != MOE_DTYPE_FP16 && !o.mx.weights.enabled;
   fuzz_make_weight(l, 0, PT_GATE_UP_WEIGHT), fuzz_make_weight(l, 1, PT_DOWN_WEIGHT);
+  fuzz_make_activation(l, 0, PT_HIDDEN_STATES), fuzz_make_activation(l, 1, PT_OUTPUT_GRAD);
   return 1;
 }
 

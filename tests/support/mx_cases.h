@@ -152,8 +152,8 @@ static inline void copy_tensor(struct problem *q, const struct problem *p, int i
 static inline void close_problem(struct problem *p) { problem_close(p, NULL, NULL); }
 
 /* A tensor [outer,n,inner] rounded along n by the oracle. */
-static inline void round_tensor(struct problem *p, int id, const moe_mx_rounding *r, int64_t outer, int64_t n, int64_t inner,
-                         const int64_t *index) {
+static inline void round_tensor(struct problem *p, int id, const moe_mx_rounding *r, int64_t outer, int64_t n,
+                                int64_t inner, const int64_t *index) {
   test_tensor t = problem_typed(p, id);
   float *x = problem_floats(p, id);
   oracle_round(r, t.dtype, x, outer, n, inner, index);

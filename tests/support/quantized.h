@@ -26,6 +26,7 @@ static inline int64_t quantized_repeat(const struct quantized *q) {
 
 static inline int64_t quantized_scale_count(const struct quantized *q) {
   switch (q->weight.scaling) {
+    case MOE_WEIGHT_MX: return 1; /* unused; `block` and `repeat` may be anything */
     case MOE_WEIGHT_STATIC: return q->parts;
     case MOE_WEIGHT_COLUMN: return q->parts * q->columns;
     case MOE_WEIGHT_STATIC_PER_EXPERT: return q->E * q->parts;
