@@ -62,6 +62,23 @@ gpt_oss() { # checks itself against the model's formulas
   cc -O2 -I"$root" "$root/examples/gpt_oss_layer.c" -o "$work/gpt_oss_layer" -lm && "$work/gpt_oss_layer"
 }
 
+# Every operation of the bench runs, and prints one JSON object; peers' times need the peers, which may be missing here.
+benchmark() { # operation
+  [ -x "$work/moe_bench" ] || cc -O2 -I"$root" "$root/bench/moe_bench.c" -o "$work/moe_bench" -lm || return 1
+  "$work/moe_bench" --op "$1" --shape 8,64,32,4,2 --json >"$work/result.json" && cat "$work/result.json" &&
+    python3 -c 'import json, sys
+result = json.load(sys.stdin)
+assert result["op"] == sys.argv[1] and result["seconds"] > 0 and result["percent_of_limit"] > 0' "$1" \
+      <"$work/result.json"
+}
+peers() {
+  cc -O2 $strict -Wno-unused-function -shared -fPIC -I"$root" "$root/bench/peers/library.c" -o "$work/library.so" -lm \
+    -lpthread &&
+    for script in "$root"/bench/peers/*.py; do
+      python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$script" || return 1
+    done
+}
+
 if check "amalgamate.py makes one file without quoted includes" amalgamate; then
   check "that file compiles alone" alone
   for compiler in $(compilers); do check "$compiler: that file is the same code" same_code "$compiler"; done
@@ -75,4 +92,8 @@ else
   skip "examples/train_lm.c"
 fi
 check "examples/gpt_oss_layer.c agrees with the model's formulas" gpt_oss
+for op in gemm fwd bwd decode quantize dequantize route pack; do
+  check "moe_bench --op $op" benchmark "$op"
+done
+check "bench/peers compile" peers
 finish

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""The layers of bench/models.h by moe.h and by PyTorch, on the same data, in turn, in one run.
+"""The layers of bench/models.h by moe.h, PyTorch and oneDNN, on the same data, in turn, in one run.
 
-    python3 bench/peers/compare.py [--threads N] [--quick]
+    python3 bench/peers/compare.py [--dtype bf16|fp16|f32] [--threads N] [--onednn DIR] [--quick]
 
-Results are compared before anything is timed. Wants numpy and PyTorch (pip install numpy torch), and says so where they
-are missing.
+Results are compared before anything is timed. Wants numpy, and PyTorch (pip install numpy torch) or oneDNN 3 with
+OpenMP, whose prefix --onednn gives where the compiler does not find it; says so where they are missing.
+
+A peer, like Ours in library.py, is made from a problem and has forward(); prepare_backward(), untimed, and backward();
+forget(), which drops what a run allocated; output(), input_gradient(), affinity_gradients() by pair sorted by expert,
+weight_gradients(expert) as arrays; and free().
 """
 import argparse
 import math
@@ -17,17 +21,16 @@ import time
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages for PyTorch, as numpy and moe_bench have them
 try:
     import numpy as np
-    import torch
-except ImportError as missing:
-    print(f"compare.py: nothing compared, as there is no {missing.name} here (pip install numpy torch)")
+except ImportError:
+    print("compare.py: nothing compared, as there is no numpy here (pip install numpy torch)")
     sys.exit(0)
 
 from library import Library, Ours
-from torch_peers import Grouped, Loop, has_grouped_mm, tensor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MEMORY = 8e9
-ROUNDING = 2.0 ** -8  # of bfloat16, relative
+SIZES = {"bf16": 2, "fp16": 2, "f32": 4}
+ROUNDINGS = {"bf16": 2.0 ** -8, "fp16": 2.0 ** -11, "f32": 2.0 ** -24}  # relative
 BUSY = 0.7  # load average
 
 
@@ -40,9 +43,9 @@ def read_tables():
     return [(name, *map(int, sizes)) for name, *sizes in models], [(name, op, int(T)) for name, op, T in cases]
 
 
-def scaled_experts(H, I, E, K, op):
+def scaled_experts(H, I, E, K, op, size):
     """Halves E until the weights, and backward both sides' gradients, fit into MEMORY."""
-    while E // 2 >= K and 6 * H * I * E * (3 if op == "bwd" else 1) > MEMORY:
+    while E // 2 >= K and 3 * size * H * I * E * (3 if op == "bwd" else 1) > MEMORY:
         E //= 2
     return E
 
@@ -50,74 +53,78 @@ def scaled_experts(H, I, E, K, op):
 # ------------------------------------------------------------------------------------------------------------- checking
 
 
+def as_double(array):
+    """A tensor's values in a row; uint16 means bfloat16."""
+    flat = array.reshape(-1)
+    if flat.dtype == np.uint16:
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(np.float64)
+
+
 class Distance:
     """How far two tensors, given in pieces, are apart."""
 
     def __init__(self):
-        self.ab = self.aa = self.bb = self.dd = self.worst = self.largest = 0.0
+        self.bb = self.dd = 0.0
 
     def add(self, ours, theirs):
-        a, b = ours.double().flatten(), theirs.double().flatten()
-        d = a - b
-        self.ab, self.aa, self.bb = self.ab + float(a @ b), self.aa + float(a @ a), self.bb + float(b @ b)
-        self.dd += float(d @ d)
-        self.worst = max(self.worst, float(d.abs().max()))
-        self.largest = max(self.largest, float(b.abs().max()))
+        a, b = as_double(ours), as_double(theirs)
+        self.bb += float(b @ b)
+        self.dd += float((a - b) @ (a - b))
 
-    def check(self, what, bound):
-        """A NaN fails, too."""
-        length = math.sqrt(self.aa * self.bb)
-        cosine = self.ab / length if length else 1.0
-        norm = math.sqrt(self.dd / self.bb) if self.bb else math.sqrt(self.dd)
-        print(f"    {what}: cosine {cosine:.7f}, largest difference {self.worst / (self.largest or 1):.1e} of the "
-              f"largest value, norm of the difference {norm:.1e} (at most {bound:.1e})")
-        if not norm <= bound:
-            raise SystemExit(f"compare.py: {what} differs from the peer's by more than rounding explains")
+    def norm(self):
+        """Of the difference, relative to that of the tensor."""
+        return math.sqrt(self.dd / self.bb) if self.bb else math.sqrt(self.dd)
 
 
-def bound(K):
+def bound(problem):
     """Of the norm of a difference, relative to the norm of the tensor.
 
-    Both sides sum products in binary32, so what keeps them apart is the tensors they round to bfloat16. A rounding
-    moves a tensor by at most ROUNDING of its norm, 0.3 of that in the mean, and the directions are independent: they
+    Two things keep the sides apart. First, the tensors they round to the element type: a rounding moves a tensor by at
+    most that type's relative rounding of its norm, 0.3 of that in the mean, and the directions are independent: they
     add up as squares, so that the plain sum used here leaves room for what silu and the gating stretch. Products with
     random matrices carry a relative distance on as it is. On the longest way, to the gate's weight gradient, PyTorch
     rounds g, u, silu, dY*a, dm, its product with u, silu's gradient and the result; moe.h g, u, dg and the result: 12.
-    The K terms of an output or an input gradient are added with one more rounding each.
+    The K terms of an output or an input gradient are added with one more rounding each. Second, the order in which
+    products are summed in binary32: every addition rounds a partial sum, and n independent errors of at most 2^-24 of
+    sums that grow as a random walk does stay below sqrt(n) 2^-24 of the result's norm. n is the longest sum's length.
     """
-    return (12 + K) * ROUNDING
+    longest = max(problem.H, 2 * problem.I, problem.T)
+    return (12 + problem.K) * (ROUNDINGS[problem.dtype] + math.sqrt(longest) * ROUNDINGS["f32"])
 
 
-def check_forward(ours, peer):
-    distance = Distance()
-    distance.add(tensor(ours.y), peer.y)
-    distance.check(f"y against {peer.name}", bound(ours.K))
+def distance(pairs):
+    between = Distance()
+    for mine, theirs in pairs:
+        between.add(mine, theirs)
+    return between.norm()
 
 
-def check_backward(ours, peer):
-    dx, dw, da = Distance(), Distance(), Distance()
-    dx.add(tensor(ours.dx), peer.x.grad)
-    daffinities = torch.from_numpy(ours.daffinities)
-    da.add(daffinities[peer.tokens, torch.from_numpy(peer.experts).long()], peer.weights.grad)
-    for expert in range(ours.E):
-        for mine, grad in zip((ours.dgate_up[expert], ours.ddown[expert]), peer.weight_gradients(expert)):
-            flat = tensor(mine.reshape(-1))
-            dw.add(flat, torch.zeros_like(flat) if grad is None else grad.flatten())
-    for distance, what in ((dx, "dX"), (dw, "dW"), (da, "dA")):
-        distance.check(f"{what} against {peer.name}", bound(ours.K))
+def distances(ours, peer, op):
+    """By the tensor's name; runs both sides."""
+    ours.forward()
+    peer.forward()
+    result = {"y": distance([(ours.output(), peer.output())])}
+    if op == "bwd":
+        peer.prepare_backward()
+        ours.backward()
+        peer.backward()
+        result["dX"] = distance([(ours.input_gradient(), peer.input_gradient())])
+        result["dA"] = distance([(ours.affinity_gradients(), peer.affinity_gradients())])
+        result["dW"] = distance(pair for expert in range(ours.E)
+                                for pair in zip(ours.weight_gradients(expert), peer.weight_gradients(expert)))
+    peer.forget()
+    return result
 
 
 def check(ours, peers, op):
+    """Ends the program where a peer's result differs by more than rounding explains; so does a NaN."""
     for peer in peers:
-        ours.forward()
-        peer.forward()
-        check_forward(ours, peer)
-        if op == "bwd":
-            peer.prepare_backward()
-            ours.backward()
-            peer.backward()
-            check_backward(ours, peer)
-            peer.forget()
+        apart, most = distances(ours, peer, op), bound(ours)
+        print(f"  {peer.name}: norm of the difference, relative, at most {most:.1e}: "
+              + ", ".join(f"{what} {norm:.1e}" for what, norm in apart.items()))
+        if not all(norm <= most for norm in apart.values()):
+            raise SystemExit(f"compare.py: moe.h and {peer.name} differ by more than rounding explains")
 
 
 # --------------------------------------------------------------------------------------------------------------- timing
@@ -144,21 +151,22 @@ def compare(library, sides, op, repeats):
     return [statistics.median(column) for column in zip(*rounds[1:])]
 
 
-def case(library, model, op, T, arguments):
+def case(library, kinds, model, op, T, arguments):
     """One line of the table; the ratio against the fastest peer."""
     name, H, I, full, K = model
-    E = scaled_experts(H, I, full, K, op)
+    E = scaled_experts(H, I, full, K, op, SIZES[arguments.dtype])
     scaled = "" if E == full else f" (E scaled from {full})"
     print(f"{name} {op} T={T} H={H} I={I} E={E} K={K}{scaled}", flush=True)
-    ours = Ours(library, T, H, I, E, K, op == "bwd")
-    peers = [kind(ours) for kind in ([Loop, Grouped] if arguments.grouped else [Loop])]
+    ours = Ours(library, (T, H, I, E, K), arguments.dtype, op == "bwd")
+    peers = [kind(ours) for kind in kinds]
     check(ours, peers, op)
     seconds = compare(library, [ours, *peers], op, 3 if arguments.quick else 7)
     flops = (12 if op == "bwd" else 6) * T * K * H * I
     for side, each in zip([ours, *peers], seconds):
         ratio = "" if side is ours else f", moe.h is {each / seconds[0]:.2f} times as fast"
         print(f"  {side.name:12}{each * 1e3:10.2f} ms {flops / each * 1e-9:9.1f} GFLOP/s{ratio}", flush=True)
-    ours.free()
+    for side in [*peers, ours]:
+        side.free()
     return min(seconds[1:]) / seconds[0]
 
 
@@ -166,9 +174,49 @@ def geometric_mean(values):
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
+# ---------------------------------------------------------------------------------------------------------------- peers
+
+
+def installed(arguments):
+    """The peers that are installed, and a line about each that is not."""
+    kinds, missing = [], []
+    try:
+        import torch
+        import torch_peers
+        torch.set_num_threads(arguments.threads)
+        kinds += [torch_peers.Loop, torch_peers.Grouped]
+        print(f"PyTorch {torch.__version__}")
+    except ImportError as reason:
+        missing.append(f"no PyTorch: {reason} (pip install torch)")
+    try:
+        import onednn_peer
+        print(f"oneDNN {onednn_peer.load(arguments.threads, arguments.onednn)}")
+        kinds.append(onednn_peer.OneDNN)
+    except OSError as reason:
+        missing.append(f"no oneDNN: {str(reason).splitlines()[0]}")
+    return kinds, missing
+
+
+def able(library, kind, dtype):
+    """Whether the peer has kernels for this type on this CPU: asked by running a small layer."""
+    ours = Ours(library, (16, 16, 16, 2, 2), dtype, True)
+    try:
+        peer = kind(ours)
+        distances(ours, peer, "bwd")
+        peer.free()
+        return None
+    except (RuntimeError, NotImplementedError, AttributeError) as reason:
+        return f"no {kind.name}: {str(reason).splitlines()[0]}"
+    finally:
+        ours.free()
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=SIZES, default="bf16", help="on a CPU without bf16 instructions PyTorch's "
+                                                                      "bf16 products take minutes: f32 is the fair one")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for both sides; all processors by default")
+    parser.add_argument("--onednn", metavar="DIR", help="where oneDNN is installed: DIR/include, DIR/lib")
     parser.add_argument("--quick", action="store_true", help="the two models with the smallest experts, with a quarter "
                                                              "of the tokens and experts; three runs")
     return parser.parse_args()
@@ -176,23 +224,29 @@ def parse():
 
 def main():
     arguments = parse()
-    arguments.grouped = has_grouped_mm()
-    torch.set_num_threads(arguments.threads)
+    print(f"moe.h and its peers, {arguments.dtype}, threads: {arguments.threads}")
+    kinds, missing = installed(arguments)
+    library = Library(arguments.threads)
+    reasons = {kind: able(library, kind, arguments.dtype) for kind in kinds}
+    missing += [reason for reason in reasons.values() if reason]
+    kinds = [kind for kind in kinds if not reasons[kind]]
+    for line in missing:
+        print(line)
+    if not kinds:
+        print("compare.py: nothing compared")
+        return
     models, cases = read_tables()
     if arguments.quick:
         smallest = sorted(models, key=lambda model: model[1] * model[2])[:2]
         models = [(name, H, I, E // 4, K) for name, H, I, E, K in smallest]
         cases = [(name, op, max(T // 4, 1)) for name, op, T in cases if T != 1]
-    print(f"moe.h and PyTorch {torch.__version__}, bf16, threads: {arguments.threads}"
-          + ("" if arguments.grouped else "; this PyTorch has no grouped_mm on the CPU"))
     if os.getloadavg()[0] > BUSY:
-        print("the machine is busy: with more than one thread, PyTorch's barriers then wait for the processor, and its "
-              "times mean little")
-    library = Library(arguments.threads)
+        print("the machine is busy: with more than one thread, the peers' barriers then wait for the processor, and "
+              "their times mean little")
     ratios = {}
     for model in models:
         for _, op, T in cases:
-            ratios[f"{model[0]} {op} T={T}"] = case(library, model, op, T, arguments)
+            ratios[f"{model[0]} {op} T={T}"] = case(library, kinds, model, op, T, arguments)
     library.close()
     print("times as fast as the fastest peer:")
     for line, ratio in ratios.items():

@@ -9,17 +9,25 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
+ARRAYS = {"f32": np.float32, "fp16": np.float16, "bf16": np.uint16}  # numpy has no bfloat16: its bits
+
+
+def compile_shared(source, flags, libraries):
+    """The functions of a C source; OSError where it does not compile."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "library.so")
+        compiled = subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", *flags, "-o", path, source,
+                                   *libraries], capture_output=True, text=True, check=False)
+        if compiled.returncode:
+            raise OSError(compiled.stderr)
+        return ctypes.CDLL(path)
 
 
 class Library:
     """The compiled library, its threads, and the memory by which it empties the caches."""
 
     def __init__(self, threads):
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "libmoe.so")
-            subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{ROOT}", "-o", path,
-                            os.path.join(HERE, "library.c"), "-lm", "-lpthread"], check=True)
-            self.calls = ctypes.CDLL(path)
+        self.calls = compile_shared(os.path.join(HERE, "library.c"), ["-O2", f"-I{ROOT}"], ["-lm", "-lpthread"])
         self.calls.peer_make.restype = ctypes.c_void_p
         self.calls.peer_free.argtypes = [ctypes.c_void_p]
         self.calls.peer_run.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
@@ -34,35 +42,50 @@ class Library:
         self.calls.peer_empty_caches()
 
 
-class Ours:
-    """The layer by moe.h: the problem's tensors are its own, and the methods are those of torch_peers.py.
+class Pairs:
+    """The pairs (token, expert), sorted by expert: what implementations expert by expert start from."""
 
-    bfloat16 tensors are uint16 arrays: x, y, dy, dx [T,H]; gate_up [E,H,2,I], down [E,I,H] and their gradients.
-    index and weights are [T,K], daffinities [T+1,E].
+    def __init__(self, index, weights, experts):
+        order = np.argsort(index.reshape(-1), kind="stable")
+        self.counts = np.bincount(index.reshape(-1), minlength=experts)  # [E]
+        self.tokens = order // index.shape[1]  # [T*K]
+        self.experts = index.reshape(-1)[order]
+        self.weights = weights.reshape(-1)[order]
+        self.places = np.argsort(order)  # [T,K]: where a token's pairs are
+
+
+class Ours:
+    """The layer by moe.h: the problem's tensors are its own. compare.py says which methods it shares with its peers.
+
+    x, y, dy, dx are [T,H]; gate_up [E,H,2,I], down [E,I,H] and their gradients; index and weights [T,K];
+    daffinities [T+1,E].
     """
 
     name = "moe.h"
 
-    def __init__(self, library, T, H, I, E, K, backward):
-        self.T, self.H, self.I, self.E, self.K, self.library = T, H, I, E, K, library
-        shape = (ctypes.c_int64 * 5)(T, H, I, E, K)
-        self.layer = library.calls.peer_make(shape, b"bf16", int(backward))
-        rows, gate_up, down = (T, H), (E, H, 2, I), (E, I, H)
-        self.x, self.y = self.view("x", rows), self.view("y", rows)
-        self.gate_up, self.down = self.view("wgu", gate_up), self.view("wd", down)
+    def __init__(self, library, shape, dtype, backward_too):
+        self.T, self.H, self.I, self.E, self.K = T, H, I, E, K = shape
+        self.library, self.dtype, self.backward_too = library, dtype, backward_too
+        self.layer = library.calls.peer_make((ctypes.c_int64 * 5)(*shape), dtype.encode(), int(backward_too))
+        rows, gate_up, down, element = (T, H), (E, H, 2, I), (E, I, H), ARRAYS[dtype]
+        self.x, self.y = self.view("x", rows, element), self.view("y", rows, element)
+        self.gate_up, self.down = self.view("wgu", gate_up, element), self.view("wd", down, element)
         self.index, self.weights = self.view("index", (T, K), np.int32), self.view("weights", (T, K), np.float32)
-        if backward:
-            self.dy, self.dx = self.view("dy", rows), self.view("dx", rows)
-            self.dgate_up, self.ddown = self.view("dwgu", gate_up), self.view("dwd", down)
+        if backward_too:
+            self.dy, self.dx = self.view("dy", rows, element), self.view("dx", rows, element)
+            self.dgate_up, self.ddown = self.view("dwgu", gate_up, element), self.view("dwd", down, element)
             self.daffinities = self.view("daffinities", (T + 1, E), np.float32)
 
-    def view(self, name, shape, dtype=np.uint16):
+    def view(self, name, shape, dtype):
         address = self.library.calls.peer_tensor(self.layer, name.encode())
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype).reshape(shape)
 
+    def pairs(self):
+        return Pairs(self.index, self.weights, self.E)
+
     def free(self):
-        """The arrays, and what PyTorch made of them, must not be used any more."""
+        """The arrays, and what peers made of them, must not be used any more."""
         self.library.calls.peer_free(self.layer)
 
     def forward(self):
@@ -76,3 +99,16 @@ class Ours:
 
     def forget(self):
         """A run allocates nothing."""
+
+    def output(self):
+        return self.y
+
+    def input_gradient(self):
+        return self.dx
+
+    def affinity_gradients(self):
+        pairs = self.pairs()
+        return self.daffinities[pairs.tokens, pairs.experts]
+
+    def weight_gradients(self, expert):
+        return self.dgate_up[expert], self.ddown[expert]

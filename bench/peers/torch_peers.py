@@ -5,23 +5,33 @@ import torch
 
 def tensor(array):
     """The array's own memory as a tensor; uint16 means bfloat16."""
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array(tensor_):
+    """The tensor's own memory as an array; bfloat16 becomes uint16."""
+    if tensor_.dtype == torch.bfloat16:
+        return tensor_.detach().view(torch.int16).numpy().view(np.uint16)
+    return tensor_.detach().numpy()
 
 
 class TorchLayer:
     """What the peers share: the problem as tensors, pairs of (token, expert) sorted by expert, autograd."""
 
     def __init__(self, problem):
-        order = np.argsort(problem.index.reshape(-1), kind="stable")
-        self.counts = np.bincount(problem.index.reshape(-1), minlength=problem.E)
-        self.tokens = torch.from_numpy(order // problem.K)
-        self.experts = problem.index.reshape(-1)[order]
-        self.weights = torch.from_numpy(problem.weights.reshape(-1)[order]).to(torch.bfloat16)
+        pairs = problem.pairs()
         self.x = tensor(problem.x)
-        self.dy = tensor(problem.dy) if hasattr(problem, "dy") else None
+        self.dy = tensor(problem.dy) if problem.backward_too else None
         self.gate_up = tensor(problem.gate_up).reshape(problem.E, problem.H, 2 * problem.I)
         self.down = tensor(problem.down)
+        self.counts, self.tokens = pairs.counts, torch.from_numpy(pairs.tokens)
+        self.weights = torch.from_numpy(pairs.weights).to(self.x.dtype)
         self.leaves, self.y = [], None
+
+    def free(self):
+        """Its tensors go with it."""
 
     def forward(self):
         with torch.no_grad():
@@ -41,6 +51,15 @@ class TorchLayer:
         for leaf in self.leaves:
             leaf.grad = None
         self.y = None
+
+    def output(self):
+        return array(self.y)
+
+    def input_gradient(self):
+        return array(self.x.grad)
+
+    def affinity_gradients(self):
+        return array(self.weights.grad)
 
 
 def gated(product):
@@ -71,7 +90,9 @@ class Loop(TorchLayer):
         return y
 
     def weight_gradients(self, expert):
-        return self.gate_ups[expert].grad, self.downs[expert].grad
+        """Zeros for an expert that no token chose, for which autograd has none."""
+        leaves = self.gate_ups[expert], self.downs[expert]
+        return [array(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad) for leaf in leaves]
 
 
 class Grouped(TorchLayer):
@@ -82,7 +103,7 @@ class Grouped(TorchLayer):
     def __init__(self, problem):
         super().__init__(problem)
         self.ends = torch.from_numpy(np.cumsum(self.counts).astype(np.int32))
-        self.product = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm")
+        self.product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
         self.leaves = [self.x, self.weights, self.gate_up, self.down]
 
     def run(self):
@@ -91,17 +112,4 @@ class Grouped(TorchLayer):
         return torch.zeros_like(self.x, requires_grad=False).index_add_(0, self.tokens, d * self.weights[:, None])
 
     def weight_gradients(self, expert):
-        return self.gate_up.grad[expert], self.down.grad[expert]
-
-
-def has_grouped_mm():
-    """Whether this PyTorch multiplies groups on the CPU: asked by doing it."""
-    x, w = torch.zeros(16, 16, dtype=torch.bfloat16), torch.zeros(2, 16, 16, dtype=torch.bfloat16)
-    product = getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-    if product is None:
-        return False
-    try:
-        product(x, w, offs=torch.tensor([8, 16], dtype=torch.int32))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
+        return array(self.gate_up.grad[expert]), array(self.down.grad[expert])
