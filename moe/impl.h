@@ -39,6 +39,7 @@ MOE_QUICK_BEGIN
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
 #define MOE_TILE_VECTORS 1
+#define MOE_TILE_PAIRS 1
 #define MOE_PIECE_BYTES 512
 #define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
@@ -55,6 +56,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
 #define MOE_TILE_VECTORS 2
+#define MOE_TILE_PAIRS 2
 #define MOE_PIECE_BYTES 1024
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
@@ -67,6 +69,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
 #define MOE_TILE_VECTORS 4
+#define MOE_TILE_PAIRS 1
 #define MOE_PIECE_BYTES 512
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1

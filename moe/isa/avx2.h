@@ -20,6 +20,11 @@ MOE_INLINE __m256 moe_mul_avx2(__m256 a, __m256 b) {
 }
 MOE_INLINE __m256 moe_div_avx2(__m256 a, __m256 b) { return a / b; }
 MOE_INLINE __m256 moe_fma_avx2(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+/* gcc would put results elsewhere, move them back, and run out of registers. */
+MOE_INLINE __m256 moe_fma_onto_avx2(__m256 a, __m256 b, __m256 c) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+  return c;
+}
 MOE_INLINE __m256 moe_fma_exact_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_sqrt_avx2(__m256 a) { return _mm256_sqrt_ps(a); }

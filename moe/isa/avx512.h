@@ -20,6 +20,7 @@ MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) {
 }
 MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
 MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+MOE_INLINE __m512 moe_fma_onto_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_exact_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }

@@ -35,7 +35,8 @@
                                      8, with the signs (bit 15) of as many others
      load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
-     fma_exact                       the same where a*b is exact: it may be rounded
+     fma_onto                        fma for sums that stay in registers: the result takes the place of c
+     fma_exact                       fma where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      transpose                       W vectors of W words, in place */
@@ -69,6 +70,7 @@ MOE_INLINE float moe_mul_scalar(float a, float b) {
 }
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
 MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
+MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) { return moe_fma_scalar(a, b, c); }
 MOE_INLINE float moe_fma_exact_scalar(float a, float b, float c) { return moe_mul_scalar(a, b) + c; }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
 MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b; }

@@ -2,6 +2,7 @@
 #undef MOE_ISA
 #undef MOE_VOCABULARY
 #undef MOE_TILE_VECTORS
+#undef MOE_TILE_PAIRS
 #undef MOE_PIECE_BYTES
 #undef MOE_MATH
 #undef MOE_BF16_BY_MODE

@@ -40,7 +40,23 @@ MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, c
     const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at));
     MOE_UNROLL
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
-      acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma)(a, b[j], acc[i][j]);
+      acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma_onto)(a, b[j], acc[i][j]);
+  }
+}
+
+/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`. */
+MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *const *row, int64_t at, const float *panel,
+                                  int flush, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
+  MOE_UNROLL
+  for (int pair = 0; pair < pairs; pair++) {
+    MOE_UNROLL
+    for (int odd = 1; odd >= 0; odd--) {
+      MOE_V(f) b[MOE_TILE_VECTORS];
+      MOE_UNROLL
+      for (int j = 0; j < MOE_TILE_VECTORS; j++)
+        b[j] = MOE_V(load)(panel + (2 * pair + odd) * MOE_PANEL + j * MOE_W);
+      MOE_K(tile_step)(rows, row, at + (2 * pair + odd) * 4, b, flush, acc);
+    }
   }
 }
 
@@ -48,20 +64,24 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
                                     int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
+  const char *own[MOE_TILE_ROWS];
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  int64_t at = 0;
+  int64_t at = 0, p = (t->k + 1) / 2;
   c += col;
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(rows, c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(t, &lines);
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) own[i] = row[i];
+  for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1; p -= MOE_TILE_PAIRS) {
     MOE_UNROLL
-    for (int odd = 1; odd >= 0; odd--) {
-      MOE_V(f) b[MOE_TILE_VECTORS];
-      MOE_UNROLL
-      for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + odd * MOE_PANEL + j * MOE_W);
-      MOE_K(tile_step)(rows, row, at + odd * 4, b, flush, acc);
-    }
+    for (int i = 0; i < rows; i++) MOE_OPAQUE_POINTER(own[i]);
+    MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, own, at, panel, flush, acc);
+    at += 8 * MOE_TILE_PAIRS;
+    panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
+  }
+  for (; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
+    MOE_K(tile_fetch_beside)(t, &lines);
+    MOE_K(tile_pairs)(rows, 1, own, at, panel, flush, acc);
   }
   MOE_K(tile_end)(rows, c, acc);
 }
