@@ -21,6 +21,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
+#include "stream_tall.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -36,6 +37,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
+#include "stream_tall.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -53,6 +55,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
+#include "stream_tall.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif

@@ -1,6 +1,6 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. Included once per format, which provides stream_load (which may decline) and
-   stream_row. */
+   with all rows, whose sums wait in cache. Included once per format, which provides stream_few (which may take
+   none), stream_load (which may decline) and stream_row. */
 
 /* k rows of n columns, any. */
 MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
@@ -25,7 +25,7 @@ MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, cons
 MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   const int64_t width = MOE_PANEL / s->parts;
-  for (int64_t from = 0; from < s->k; from += deep)
+  for (int64_t from = MOE_KF(stream_few)(s); from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++)
       for (int64_t j = 0; j < s->n; j += wide) {
         const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);

@@ -14,7 +14,9 @@ enum {
   MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
-  MOE_STREAM_VECTORS = 16 /* vectors of columns that a stream converts before it multiplies them with all rows */
+  MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows */
+  MOE_STREAM_ROWS = 3,     /* up to so many rows' sums stay in registers instead, */
+  MOE_STREAM_TALL = 8      /* for so many rows of columns */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
