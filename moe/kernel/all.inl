@@ -1,7 +1,7 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_PIECE_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the
-   upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing and bf16's
-   groups). */
+   upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing
+   and bf16's groups). */
 
 #include "math.inl"
 #include "activation.inl"
