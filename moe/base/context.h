@@ -46,7 +46,7 @@ typedef struct moe_work_ {
 
 typedef struct moe_job_ {
   const moe_work_ *work;
-  int works;
+  int works, looks_ahead;
   int64_t items, lanes, stride; /* stride: MOE_SCHEDULE_SHUFFLED's step, coprime to items */
   moe_schedule schedule;
   atomic_llong next;
@@ -71,7 +71,8 @@ MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t lane, int64_t n) {
              : i;
 }
 
-/* A lane claims one item ahead, so that the item under way can have the next one's memory fetched. */
+/* Where a work looks ahead, a lane claims one item ahead, so that the item under way can have the next one's memory
+   fetched. At the end that leaves items with a lane while others have none: so only there. */
 MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
   moe_job_ *job = (moe_job_ *)arg;
   const moe_fpenv_ saved = moe_fpenv_enter_();
@@ -82,13 +83,13 @@ MOE_FN void moe_run_lane_(void *arg, int64_t lane) {
     const moe_work_ *work = moe_find_work_(job, &item);
     const moe_ahead_ nothing = {0};
     turn.ahead = nothing;
-    int64_t next = moe_claim_(job, lane, n), inner = next;
+    int64_t next = job->looks_ahead ? moe_claim_(job, lane, n) : -1, inner = next;
     if (next >= 0) {
       const moe_work_ *after = moe_find_work_(job, &inner);
       if (after->look_ahead) after->look_ahead(after->arg, inner, &turn.ahead);
     }
     work->run(work->arg, item, &turn);
-    item = next;
+    item = job->looks_ahead ? next : moe_claim_(job, lane, n);
   }
   moe_fpenv_leave_(saved);
   moe_cpu_clean_();
@@ -109,7 +110,8 @@ MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
   job.work = work;
   job.works = works;
   job.items = 0;
-  for (int w = 0; w < works; w++) job.items += work[w].count;
+  job.looks_ahead = 0;
+  for (int w = 0; w < works; w++) job.items += work[w].count, job.looks_ahead |= work[w].look_ahead != NULL;
   if (job.items == 0) return;
   job.lanes = moe_min_(moe_lanes_(ctx), job.items);
   job.schedule = ctx ? ctx->schedule : MOE_SCHEDULE_PING_PONG;

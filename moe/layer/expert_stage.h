@@ -79,9 +79,18 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   if (stage->end) stage->end(stage->arg, span, lane.sum);
 }
 
+/* Whether weights stream past, which then fetch for themselves. */
+MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
+  moe_left_ row = {0};
+  row.rows = 1;
+  if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
+  const moe_right_ any = stage->right(stage->arg, 0);
+  return moe_streams_(&stage->group->kernels, &row, &any);
+}
+
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
   const moe_work_ work = {stage->group->E * moe_ceil_div_(stage->panels, stage->per_item), moe_expert_stage_item_,
-                          stage, moe_expert_stage_ahead_};
+                          stage, moe_expert_stage_streams_(stage) ? NULL : moe_expert_stage_ahead_};
   return work;
 }
 
