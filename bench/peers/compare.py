@@ -61,22 +61,6 @@ def as_double(array):
     return flat.astype(np.float64)
 
 
-class Distance:
-    """How far two tensors, given in pieces, are apart."""
-
-    def __init__(self):
-        self.bb = self.dd = 0.0
-
-    def add(self, ours, theirs):
-        a, b = as_double(ours), as_double(theirs)
-        self.bb += float(b @ b)
-        self.dd += float((a - b) @ (a - b))
-
-    def norm(self):
-        """Of the difference, relative to that of the tensor."""
-        return math.sqrt(self.dd / self.bb) if self.bb else math.sqrt(self.dd)
-
-
 def bound(problem):
     """Of the norm of a difference, relative to the norm of the tensor.
 
@@ -94,10 +78,13 @@ def bound(problem):
 
 
 def distance(pairs):
-    between = Distance()
-    for mine, theirs in pairs:
-        between.add(mine, theirs)
-    return between.norm()
+    """The norm of the difference of a tensor of ours and theirs, given in pieces, relative to that of theirs."""
+    difference = length = 0.0
+    for ours, theirs in pairs:
+        a, b = as_double(ours), as_double(theirs)
+        difference += float((a - b) @ (a - b))
+        length += float(b @ b)
+    return math.sqrt(difference / length if length else difference)
 
 
 def distances(ours, peer, op):

@@ -22,104 +22,137 @@ typedef struct peer_problem {
   float *dweights;                         /* [P] */
 } peer_problem;
 
-/* ------------------------------------------------------------------------------------- loops over elements, by type */
+/* ---------------------------------------------------------------------------------------------------- element types */
 
 typedef union peer_bits {
   float f;
   uint32_t u;
 } peer_bits;
 
-static inline float load_bf16(uint16_t x) {
+static inline float bf16_value(uint16_t x) {
   const peer_bits bits = {.u = (uint32_t)x << 16};
   return bits.f;
 }
 
-static inline uint16_t store_bf16(float x) { /* no NaNs here */
+static inline uint16_t bf16_of(float x) { /* no NaNs here */
   const peer_bits bits = {.f = x};
   return (uint16_t)((bits.u + 0x7fffu + (bits.u >> 16 & 1u)) >> 16);
 }
 
 #define PEER_SAME(x) (x)
-#define PEER_TYPES(X)                                 \
-  X(bf16, dnnl_bf16, uint16_t, load_bf16, store_bf16) \
-  X(fp16, dnnl_f16, _Float16, (float), (_Float16))    \
+#define PEER_TYPES(X)                               \
+  X(bf16, dnnl_bf16, uint16_t, bf16_value, bf16_of) \
+  X(fp16, dnnl_f16, _Float16, (float), (_Float16))  \
   X(f32, dnnl_f32, float, PEER_SAME, PEER_SAME)
 
-/* Of n pairs: middle = silu(gate)*up [n,I] and its gradient; rows of tokens gathered and multiplied by the pairs'
-   weights, [n,H]; dot products of tokens' rows with pairs' rows; sums over every token's K pairs, [n,H]. */
-#define PEER_DEFINE(name, dnnl, type, load, store)                                                                     \
-  static void glu_##name(const void *gate_up, void *middle, int64_t n, int64_t I) {                                    \
-    _Pragma("omp parallel for") for (int64_t r = 0; r < n; r++) {                                                      \
-      const type *g = (const type *)gate_up + r * 2 * I, *u = g + I;                                                   \
-      type *m = (type *)middle + r * I;                                                                                \
-      for (int64_t i = 0; i < I; i++) {                                                                                \
-        const float gate = load(g[i]);                                                                                 \
-        m[i] = store(gate / (1.0f + expf(-gate)) * load(u[i]));                                                        \
-      }                                                                                                                \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  static void glu_gradient_##name(const void *gate_up, const void *dmiddle, void *dgate_up, int64_t n, int64_t I) {    \
-    _Pragma("omp parallel for") for (int64_t r = 0; r < n; r++) {                                                      \
-      const type *g = (const type *)gate_up + r * 2 * I, *u = g + I, *dm = (const type *)dmiddle + r * I;              \
-      type *dg = (type *)dgate_up + r * 2 * I, *du = dg + I;                                                           \
-      for (int64_t i = 0; i < I; i++) {                                                                                \
-        const float gate = load(g[i]), grad = load(dm[i]), sigmoid = 1.0f / (1.0f + expf(-gate));                      \
-        dg[i] = store(grad * load(u[i]) * sigmoid * (1.0f + gate * (1.0f - sigmoid)));                                 \
-        du[i] = store(grad * gate * sigmoid);                                                                          \
-      }                                                                                                                \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  static void gather_scaled_##name(const void *rows, const int64_t *tokens, const float *weights, void *to, int64_t n, \
-                                   int64_t H) {                                                                        \
-    _Pragma("omp parallel for") for (int64_t r = 0; r < n; r++) {                                                      \
-      const type *row = (const type *)rows + tokens[r] * H;                                                            \
-      type *out = (type *)to + r * H;                                                                                  \
-      for (int64_t h = 0; h < H; h++) out[h] = store(weights[r] * load(row[h]));                                       \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  static void dots_##name(const void *rows, const int64_t *tokens, const float *pairs, float *to, int64_t n,           \
-                          int64_t H) {                                                                                 \
-    _Pragma("omp parallel for") for (int64_t r = 0; r < n; r++) {                                                      \
-      const type *row = (const type *)rows + tokens[r] * H;                                                            \
-      float sum = 0;                                                                                                   \
-      for (int64_t h = 0; h < H; h++) sum += load(row[h]) * pairs[r * H + h];                                          \
-      to[r] = sum;                                                                                                     \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  static void sum_pairs_##name(const float *pairs, const int64_t *places, int64_t K, const float *weights, void *to,   \
-                               int64_t n, int64_t H) {                                                                 \
-    _Pragma("omp parallel for") for (int64_t t = 0; t < n; t++) {                                                      \
-      type *out = (type *)to + t * H;                                                                                  \
-      float sum[PEER_PIECE];                                                                                           \
-      for (int64_t from = 0; from < H; from += PEER_PIECE) {                                                           \
-        const int64_t size = H - from < PEER_PIECE ? H - from : PEER_PIECE;                                            \
-        memset(sum, 0, sizeof sum);                                                                                    \
-        for (int64_t k = t * K; k < (t + 1) * K; k++) {                                                                \
-          const float *row = pairs + places[k] * H + from, weight = weights ? weights[places[k]] : 1.0f;               \
-          for (int64_t h = 0; h < size; h++) sum[h] += weight * row[h];                                                \
-        }                                                                                                              \
-        for (int64_t h = 0; h < size; h++) out[from + h] = store(sum[h]);                                              \
-      }                                                                                                                \
-    }                                                                                                                  \
+#define PEER_DEFINE(name, dnnl, type, load, store)                         \
+  static void load_##name(const void *from, float *to, int64_t n) {        \
+    for (int64_t i = 0; i < n; i++) to[i] = load(((const type *)from)[i]); \
+  }                                                                        \
+  static void store_##name(const float *from, void *to, int64_t n) {       \
+    for (int64_t i = 0; i < n; i++) ((type *)to)[i] = store(from[i]);      \
   }
-enum { PEER_PIECE = 512 };
 PEER_TYPES(PEER_DEFINE)
 
 typedef struct peer_type {
   const char *name;
   dnnl_data_type_t type;
   size_t size;
-  void (*glu)(const void *gate_up, void *middle, int64_t n, int64_t I);
-  void (*glu_gradient)(const void *gate_up, const void *dmiddle, void *dgate_up, int64_t n, int64_t I);
-  void (*gather_scaled)(const void *rows, const int64_t *tokens, const float *weights, void *to, int64_t n, int64_t H);
-  void (*dots)(const void *rows, const int64_t *tokens, const float *pairs, float *to, int64_t n, int64_t H);
-  void (*sum_pairs)(const float *pairs, const int64_t *places, int64_t K, const float *weights, void *to, int64_t n,
-                    int64_t H);
+  void (*load)(const void *from, float *to, int64_t n);
+  void (*store)(const float *from, void *to, int64_t n);
 } peer_type;
 
-#define PEER_ROW(name, dnnl, type, load, store) \
-  {#name, dnnl, sizeof(type), glu_##name, glu_gradient_##name, gather_scaled_##name, dots_##name, sum_pairs_##name},
+#define PEER_ROW(name, dnnl, type, load, store) {#name, dnnl, sizeof(type), load_##name, store_##name},
 static const peer_type peer_types[] = {PEER_TYPES(PEER_ROW)};
+
+/* ----------------------------------------------------------------------------------------- loops, a piece at a time */
+
+enum { PEER_PIECE = 512 };
+
+static void *element(const peer_type *type, const void *array, int64_t i) {
+  return (char *)(uintptr_t)array + (size_t)i * type->size;
+}
+
+static int64_t piece_of(int64_t from, int64_t n) { return n - from < PEER_PIECE ? n - from : PEER_PIECE; }
+
+/* middle = silu(gate)*up, [n,I]; gate_up is [n,2,I]. */
+static void glu(const peer_type *type, const void *gate_up, void *middle, int64_t n, int64_t I) {
+#pragma omp parallel for
+  for (int64_t r = 0; r < n; r++)
+    for (int64_t from = 0; from < I; from += PEER_PIECE) {
+      const int64_t size = piece_of(from, I), at = r * 2 * I + from;
+      float g[PEER_PIECE], u[PEER_PIECE];
+      type->load(element(type, gate_up, at), g, size);
+      type->load(element(type, gate_up, at + I), u, size);
+      for (int64_t i = 0; i < size; i++) u[i] *= g[i] / (1.0f + expf(-g[i]));
+      type->store(u, element(type, middle, r * I + from), size);
+    }
+}
+
+static void glu_gradient(const peer_type *type, const void *gate_up, const void *dmiddle, void *dgate_up, int64_t n,
+                         int64_t I) {
+#pragma omp parallel for
+  for (int64_t r = 0; r < n; r++)
+    for (int64_t from = 0; from < I; from += PEER_PIECE) {
+      const int64_t size = piece_of(from, I), at = r * 2 * I + from;
+      float g[PEER_PIECE], u[PEER_PIECE], dm[PEER_PIECE];
+      type->load(element(type, gate_up, at), g, size);
+      type->load(element(type, gate_up, at + I), u, size);
+      type->load(element(type, dmiddle, r * I + from), dm, size);
+      for (int64_t i = 0; i < size; i++) {
+        const float sigmoid = 1.0f / (1.0f + expf(-g[i])), gate = g[i];
+        g[i] = dm[i] * u[i] * sigmoid * (1.0f + gate * (1.0f - sigmoid));
+        u[i] = dm[i] * gate * sigmoid;
+      }
+      type->store(g, element(type, dgate_up, at), size);
+      type->store(u, element(type, dgate_up, at + I), size);
+    }
+}
+
+/* Every pair's token's row times its weight, [n,H]. */
+static void gather_scaled(const peer_type *type, const void *rows, const int64_t *tokens, const float *weights,
+                          void *to, int64_t n, int64_t H) {
+#pragma omp parallel for
+  for (int64_t r = 0; r < n; r++)
+    for (int64_t from = 0; from < H; from += PEER_PIECE) {
+      const int64_t size = piece_of(from, H);
+      float x[PEER_PIECE];
+      type->load(element(type, rows, tokens[r] * H + from), x, size);
+      for (int64_t h = 0; h < size; h++) x[h] *= weights[r];
+      type->store(x, element(type, to, r * H + from), size);
+    }
+}
+
+/* Dot products of pairs' rows with their tokens'. */
+static void dots(const peer_type *type, const void *rows, const int64_t *tokens, const float *pairs, float *to,
+                 int64_t n, int64_t H) {
+#pragma omp parallel for
+  for (int64_t r = 0; r < n; r++) {
+    float x[PEER_PIECE], sum = 0;
+    for (int64_t from = 0; from < H; from += PEER_PIECE) {
+      const int64_t size = piece_of(from, H);
+      type->load(element(type, rows, tokens[r] * H + from), x, size);
+      for (int64_t h = 0; h < size; h++) sum += x[h] * pairs[r * H + from + h];
+    }
+    to[r] = sum;
+  }
+}
+
+/* Sums over every one of n tokens' K pairs; weights NULL: 1. */
+static void sum_pairs(const peer_type *type, const float *pairs, const int64_t *places, int64_t K, const float *weights,
+                      void *to, int64_t n, int64_t H) {
+#pragma omp parallel for
+  for (int64_t t = 0; t < n; t++)
+    for (int64_t from = 0; from < H; from += PEER_PIECE) {
+      const int64_t size = piece_of(from, H);
+      float sum[PEER_PIECE] = {0};
+      for (int64_t k = t * K; k < (t + 1) * K; k++) {
+        const float *row = pairs + places[k] * H + from, weight = weights ? weights[places[k]] : 1.0f;
+        for (int64_t h = 0; h < size; h++) sum[h] += weight * row[h];
+      }
+      type->store(sum, element(type, to, t * H + from), size);
+    }
+}
 
 /* ---------------------------------------------------------------------------------------------------------- matmuls */
 
@@ -297,19 +330,19 @@ int peer_forward(peer_layer *layer) {
   for (int64_t r = 0; r < layer->pairs; r++)
     memcpy((char *)layer->xs + (size_t)r * bytes, (const char *)p->x + (size_t)p->tokens[r] * bytes, bytes);
   run(layer, &layer->up);
-  layer->type->glu(layer->gate_up, layer->middle, layer->pairs, p->I);
+  glu(layer->type, layer->gate_up, layer->middle, layer->pairs, p->I);
   run(layer, &layer->down);
-  layer->type->sum_pairs(layer->d, p->places, p->K, p->weights, p->y, p->T, p->H);
+  sum_pairs(layer->type, layer->d, p->places, p->K, p->weights, p->y, p->T, p->H);
   return layer->failed;
 }
 
 int peer_backward(peer_layer *layer) {
   const peer_problem *p = &layer->problem;
-  layer->type->dots(p->dy, p->tokens, layer->d, p->dweights, layer->pairs, p->H);
-  layer->type->gather_scaled(p->dy, p->tokens, p->weights, layer->dys, layer->pairs, p->H);
+  dots(layer->type, p->dy, p->tokens, layer->d, p->dweights, layer->pairs, p->H);
+  gather_scaled(layer->type, p->dy, p->tokens, p->weights, layer->dys, layer->pairs, p->H);
   run(layer, &layer->down_gradients);
-  layer->type->glu_gradient(layer->gate_up, layer->dmiddle, layer->dgate_up, layer->pairs, p->I);
+  glu_gradient(layer->type, layer->gate_up, layer->dmiddle, layer->dgate_up, layer->pairs, p->I);
   run(layer, &layer->up_gradients);
-  layer->type->sum_pairs(layer->dxs, p->places, p->K, NULL, p->dx, p->T, p->H);
+  sum_pairs(layer->type, layer->dxs, p->places, p->K, NULL, p->dx, p->T, p->H);
   return layer->failed;
 }

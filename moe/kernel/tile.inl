@@ -64,7 +64,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
                                     int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
-  const char *own[MOE_TILE_ROWS];
+  const char *own[MOE_TILE_ROWS]; /* opaque to gcc, which would keep an address per element */
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t at = 0, p = (t->k + 1) / 2;
   c += col;

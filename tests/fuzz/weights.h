@@ -26,9 +26,9 @@ typedef struct fuzz_layer {
   moe_context *ctx;
   uint64_t rng;
   struct problem p, twin;
-  fuzz_weight weight[2]; /* gate and up, down */
+  fuzz_weight weight[2];         /* gate and up, down */
   fuzz_activation activation[2]; /* x, dY */
-  int comparable;        /* twin has plain weights */
+  int comparable;                /* twin has plain weights */
 } fuzz_layer;
 
 /* ---------------------------------------------------------------------------------------------------- descriptions */
