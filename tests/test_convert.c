@@ -245,6 +245,35 @@ static void test_f32_and_tails(void **state) {
   test_use_best_isa();
 }
 
+/* Arrays of several items, the last of which ends anywhere in its strands; from and to odd places. */
+static void test_long(void **state) {
+  (void)state;
+  enum { ITEM = 65536, MOST = 3 * ITEM };
+  static const int64_t lengths[] = {ITEM / 4 + 1, ITEM / 2 + 1023, ITEM - 1, ITEM + 3, 2 * ITEM + 3 * ITEM / 4 - 77};
+  static float source[MOST], back[MOST + 8];
+  static uint16_t half[MOST + 8];
+  uint64_t seed = 6;
+  for (int i = 0; i < MOST; i++) source[i] = (float)(int32_t)(test_random(&seed) >> 32) * 0x1p-20f;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int i = 0; i < 5 && test_use_isa(isa); i++) {
+      const int64_t n = lengths[i], at = 1 + i;
+      memset(half, 0x5a, sizeof half), memset(back, 0x5a, sizeof back);
+      assert_int_equal(moe_bf16_from_f32(NULL, half + at, source, n), MOE_OK);
+      assert_int_equal(moe_bf16_to_f32(NULL, back + at, half + at, n), MOE_OK);
+      for (int64_t j = 0; j < MOST + 8; j++) {
+        const int inside = j >= at && j < at + n;
+        uint32_t bits, was = 0;
+        memcpy(&bits, back + j, 4);
+        if (inside) memcpy(&was, source + j - at, 4);
+        const uint16_t want = inside ? oracle(&bf16, was) : 0x5a5a;
+        if (half[j] != want || bits != (inside ? (uint32_t)want << 16 : 0x5a5a5a5au))
+          fail_msg("repro: isa=%s n=%lld: element %lld", moe_isa_name(moe_isa_active()), (long long)n,
+                   (long long)(j - at));
+      }
+    }
+  test_use_best_isa();
+}
+
 #ifdef HAVE_MPFR
 /* Rounds x to the format in MPFR, subnormals and overflow included, and returns the value in double. */
 static double round_by_mpfr(const struct format *f, float x) {
@@ -289,6 +318,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_oracle_against_mpfr),   cmocka_unit_test(test_every_bf16_code),
       cmocka_unit_test(test_every_fp16_code),       cmocka_unit_test(test_f32_and_tails),
+      cmocka_unit_test(test_long),
       cmocka_unit_test(test_bf16_from_every_float), cmocka_unit_test(test_fp16_from_every_float),
   };
   return cmocka_run_group_tests_name("convert", tests, NULL, NULL);

@@ -192,6 +192,50 @@ static void test_large(void **state) {
   test_use_best_isa();
 }
 
+/* So many elements that items are as large as they get, and lines of several: as every line by itself. */
+static void test_items(void **state) {
+  enum { ROWS = 130, COLUMNS = 131239, PERIOD = 4099 };
+  const struct element *f = (const struct element *)*state;
+  const int64_t n = (int64_t)ROWS * COLUMNS, groups = (COLUMNS + 31) / 32;
+  const int64_t stride = f->bits == 8 ? COLUMNS : (COLUMNS + 1) / 2;
+  uint64_t rng = 23;
+  uint16_t *x = take(2 * n), *back = take(2 * n), *line = take(2 * COLUMNS);
+  uint8_t *codes = take(ROWS * stride), *scales = take(ROWS * groups), *code = take(stride), *scale = take(groups);
+  for (int64_t i = 0; i < n; i++)
+    x[i] = i < PERIOD ? (uint16_t)(0x3800 + (test_random(&rng) >> 32) % 0x800 * 17) : x[i - PERIOD];
+  for (int isa = 1; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    moe_quantize_mx_args q = {.element = f->id,
+                              .cast = MOE_CAST_SATURATE,
+                              .dtype = MOE_DTYPE_BF16,
+                              .rows = ROWS,
+                              .columns = COLUMNS,
+                              .plain = x,
+                              .codes = codes,
+                              .scales = scales};
+    moe_dequantize_mx_args d = {.element = f->id,
+                                .dtype = MOE_DTYPE_BF16,
+                                .rows = ROWS,
+                                .columns = COLUMNS,
+                                .codes = codes,
+                                .scales = scales,
+                                .plain = back};
+    assert_int_equal(moe_quantize_mx(NULL, &q), MOE_OK);
+    assert_int_equal(moe_dequantize_mx(NULL, &d), MOE_OK);
+    q.rows = d.rows = 1, q.codes = code, q.scales = scale, d.plain = line;
+    for (int64_t r = 0; r < ROWS; r++) {
+      q.plain = x + r * COLUMNS, d.codes = codes + r * stride, d.scales = scales + r * groups;
+      assert_int_equal(moe_quantize_mx(NULL, &q), MOE_OK);
+      assert_int_equal(moe_dequantize_mx(NULL, &d), MOE_OK);
+      assert_memory_equal(code, d.codes, (size_t)stride);
+      assert_memory_equal(scale, d.scales, (size_t)groups);
+      assert_memory_equal(line, back + r * COLUMNS, 2 * COLUMNS);
+    }
+  }
+  free(x), free(back), free(line), free(codes), free(scales), free(code), free(scale);
+  test_use_best_isa();
+}
+
 /* Every scale with every code, to every type. */
 static void test_every_pair(void **state) {
   const struct element *f = (const struct element *)*state;
@@ -234,9 +278,15 @@ static void test_every_bf16(void **state) {
       plain[j] = (moe_bf16){(uint16_t)bits};
       x[j] = float_of(bits << 16);
     }
-    const moe_quantize_mx_args q = {.element = f->id, .scale_rule = (moe_scale_rule)(i % RULES), .cast = i % CASTS,
-                                    .dtype = MOE_DTYPE_BF16, .rows = 1, .columns = 32 * GROUPS, .plain = plain,
-                                    .codes = codes, .scales = scales};
+    const moe_quantize_mx_args q = {.element = f->id,
+                                    .scale_rule = (moe_scale_rule)(i % RULES),
+                                    .cast = i % CASTS,
+                                    .dtype = MOE_DTYPE_BF16,
+                                    .rows = 1,
+                                    .columns = 32 * GROUPS,
+                                    .plain = plain,
+                                    .codes = codes,
+                                    .scales = scales};
     mx_quantize_line(f, (int)q.scale_rule, q.cast, x, q.columns, want, scales_want);
     for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
       if (!test_use_isa(isa)) continue;
@@ -308,11 +358,8 @@ static void *prestate(int e) { return (void *)(uintptr_t)&elements[e]; }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_ELEMENT(test_every_pair),
-      EACH_ELEMENT(test_every_bf16),
-      EACH_ELEMENT(test_lengths),
-      EACH_ELEMENT(test_large),
-      cmocka_unit_test(test_bad_arguments),
+      EACH_ELEMENT(test_every_pair), EACH_ELEMENT(test_every_bf16), EACH_ELEMENT(test_lengths),
+      EACH_ELEMENT(test_large),      EACH_ELEMENT(test_items),      cmocka_unit_test(test_bad_arguments),
   };
   return cmocka_run_group_tests_name("mx", tests, NULL, NULL);
 }

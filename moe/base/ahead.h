@@ -9,6 +9,35 @@ typedef struct moe_fetch_ {
   int64_t run, stride, skip;
 } moe_fetch_;
 
+/* How far it is: `at` is next, `left` are left before the next skip. */
+typedef struct moe_fetch_at_ {
+  const char *at;
+  int64_t left, run, stride, skip;
+} moe_fetch_at_;
+
+MOE_INLINE moe_fetch_at_ moe_fetch_begin_(const moe_fetch_ *fetch) {
+  const moe_fetch_at_ begin = {fetch->at, fetch->run, fetch->run, fetch->stride, fetch->skip};
+  return begin;
+}
+
+MOE_INLINE void moe_fetch_next_(moe_fetch_at_ *fetch) {
+  __builtin_prefetch(fetch->at, 0, 2);
+  fetch->at += fetch->stride;
+  if (--fetch->left == 0) {
+    fetch->at += fetch->skip;
+    fetch->left = fetch->run;
+  }
+}
+
+enum { MOE_STRANDS_ = 4 }; /* places at which memory is read in turn: it sends more than from one */
+
+/* What a strand fetches in its turn: of what all read next, `apart` bytes from each other, the lines from `next` on, a
+   line of each in turn. */
+MOE_INLINE moe_fetch_ moe_fetch_strands_(const char *next, int64_t apart) {
+  const moe_fetch_ fetch = {next, MOE_STRANDS_, apart, 64 - MOE_STRANDS_ * apart};
+  return fetch;
+}
+
 /* Memory that will be read soon: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with
    an index, at index[row] strides; the same again in `parts` parts, `pitch` bytes apart. */
 typedef struct moe_ahead_ {

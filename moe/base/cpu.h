@@ -36,9 +36,11 @@ MOE_FN moe_isa moe_cpu_best_(void) {
   return (moe_isa)isa;
 }
 
-/* Below -O2 gcc leaves the vector registers' upper halves in use, and the caller's SSE code crawls ever after. */
+/* What was stored past the caches is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
+   in use, and the caller's SSE code crawls ever after. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {
 #if MOE_X86
+  _mm_sfence();
   if (__builtin_cpu_supports("avx")) __asm__ volatile("vzeroupper");
 #endif
 }

@@ -8,7 +8,8 @@
 #define MOE_PRAGMA_(x) _Pragma(#x)
 #define MOE_PRAGMA(x) MOE_PRAGMA_(x)
 
-#define MOE_UNUSED __attribute__((unused))
+#define MOE_UNUSED       __attribute__((unused))
+#define MOE_LINE_ALIGNED __attribute__((aligned(64)))
 #define MOE_FN static MOE_UNUSED
 #define MOE_INLINE static inline __attribute__((always_inline, unused))
 

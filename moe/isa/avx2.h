@@ -89,6 +89,7 @@ MOE_INLINE __m256i moe_gather_avx2(const uint8_t *p, int64_t stride) {
   return _mm256_setr_epi32(word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]);
 }
 MOE_INLINE void moe_storei_avx2(void *p, __m256i x) { _mm256_storeu_si256((__m256i *)p, x); }
+MOE_INLINE void moe_storei_past_avx2(void *p, __m256i x) { _mm256_stream_si256((__m256i *)p, x); }
 
 /* AVX2 has no masked 16-bit moves: partial ones go through a buffer. */
 MOE_INLINE __m128i moe_load16n_avx2(const void *p, int64_t n) {
@@ -153,7 +154,7 @@ MOE_INLINE void moe_lookup32x4_avx2(void *p, const void *entries, const uint16_t
   moe_storei_avx2(p, _mm256_permute2x128_si256(a, b, 0x20));
   moe_storei_avx2((char *)p + 32, _mm256_permute2x128_si256(a, b, 0x31));
 }
-MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepu8_epi16(moe_load16_avx2(p)); }
+MOE_INLINE __m256i moe_load2x8_avx2(const void *p) { return _mm256_cvtepi8_epi16(moe_load16_avx2(p)); }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
 MOE_INLINE __m256i moe_nibbles_avx2(int32_t four) {
@@ -288,6 +289,18 @@ MOE_INLINE void moe_store2_fp16_avx2(void *p, __m256 even, __m256 odd, __m256i s
   const __m256i low = _mm256_cvtepu16_epi32(moe_fp16_encode_avx2(even));
   const __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(moe_fp16_encode_avx2(odd)), 16);
   moe_storei_avx2(p, _mm256_or_si256(_mm256_or_si256(low, high), signs));
+}
+
+/* Every step puts the halves of two vectors' blocks above each other, which halves both. */
+MOE_INLINE __m256i moe_largest2x16_avx2(__m256i v[8]) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++)
+    v[i] = _mm256_max_epu16(_mm256_blend_epi32(v[i], v[i + 4], 0xf0), _mm256_permute2x128_si256(v[i], v[i + 4], 0x21));
+  MOE_UNROLL
+  for (int i = 0; i < 2; i++)
+    v[i] = _mm256_max_epu16(_mm256_blend_epi32(v[i], v[i + 2], 0xcc), _mm256_alignr_epi8(v[i + 2], v[i], 8));
+  return _mm256_max_epu16(_mm256_blend_epi32(v[0], v[1], 0xaa),
+                          _mm256_shuffle_epi32(_mm256_blend_epi32(v[1], v[0], 0xaa), 0xb1));
 }
 
 MOE_INLINE void moe_transpose_avx2(__m256i v[8]) {

@@ -73,6 +73,7 @@ MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
+MOE_INLINE void moe_storei_past_avx512(void *p, __m512i x) { _mm512_stream_si512((__m512i *)p, x); }
 MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) {
   return _mm256_maskz_loadu_epi16(moe_lanes_avx512(n), p);
@@ -96,11 +97,11 @@ MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
 MOE_INLINE __m512i moe_load2x16_avx512(const void *p) { return moe_loadi_avx512(p); }
 MOE_INLINE void moe_store2x16_avx512(void *p, __m512i x) { moe_storei_avx512(p, x); }
 MOE_INLINE void moe_store32x8_avx512(void *p, const __m512i *x, const __m512i *signs) {
-  const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(*signs, 8), _mm512_set1_epi16(0x80));
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(_mm512_or_si512(*x, sign)));
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi16(0x80), _mm512_srli_epi16(*signs, 8), *x);
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(both));
 }
 MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *signs) {
-  const __m512i both = _mm512_or_si512(*x, _mm512_and_si512(_mm512_srli_epi16(*signs, 12), _mm512_set1_epi16(8)));
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi16(8), _mm512_srli_epi16(*signs, 12), *x);
   const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
 }
@@ -112,7 +113,7 @@ MOE_INLINE void moe_lookup32x4_avx512(void *p, const void *entries, const uint16
   moe_storei_avx512(p, _mm512_permutexvar_epi16(entry, _mm512_castsi256_si512(words)));
 }
 MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
-  return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p));
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
 
 /* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
@@ -230,6 +231,23 @@ MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i
   const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));
   const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(moe_fp16_encode_avx512(odd)), 16);
   moe_storei_avx512(p, _mm512_or_si512(_mm512_or_si512(low, high), signs));
+}
+
+/* Every step puts the halves of two vectors' blocks above each other, which halves both. */
+MOE_INLINE __m512i moe_largest2x16_avx512(__m512i v[16]) {
+  const __m512i other = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
+  MOE_UNROLL
+  for (int i = 0; i < 8; i++)
+    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xf0, v[i], v[i + 8]), _mm512_shuffle_i64x2(v[i], v[i + 8], 0x4e));
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++)
+    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xcc, v[i], v[i + 4]),
+                            _mm512_permutex2var_epi64(v[i], other, v[i + 4]));
+  MOE_UNROLL
+  for (int i = 0; i < 2; i++)
+    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xaa, v[i], v[i + 2]), _mm512_alignr_epi8(v[i + 2], v[i], 8));
+  return _mm512_max_epu16(_mm512_mask_blend_epi32(0xaaaa, v[0], v[1]),
+                          _mm512_shuffle_epi32(_mm512_mask_blend_epi32(0xaaaa, v[1], v[0]), _MM_PERM_CDAB));
 }
 
 MOE_INLINE void moe_transpose_avx512(__m512i v[16]) {

@@ -8,6 +8,7 @@
      load_bf16 load_fp16, store_*    the same with conversion; *_f32 are synonyms of the plain ones
      store_uppers                    two vectors side by side as bf16
      loadi, loadu16/loadu16n, storei       32-bit words, 16-bit words zero-extended
+     storei_past                     the same past the caches, to a multiple of a vector's size: see moe_cpu_clean_
      gather                          W 32-bit words, `stride` bytes apart, their bytes from the least significant on
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
@@ -33,12 +34,13 @@
      load2x16 store2x16              2W 16-bit words, two in a lane
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words, two in a lane of 16/W vectors, below 128 or
                                      8, with the signs (bit 15) of as many others
-     load2x8                         2W 8-bit words, zero-extended, two in a lane: in bits 0..7 and 16..23
+     load2x8                         2W 8-bit words, sign-extended to 16 bits, two in a lane
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
      fma_onto                        fma for sums that stay in registers: the result takes the place of c
      fma_exact                       fma where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
+     largest2x16                     lane i: the largest upper and lower words of vector i of W, which are used up
      transpose                       W vectors of W words, in place */
 #ifndef MOE_ISA_SCALAR_H
 #define MOE_ISA_SCALAR_H
@@ -164,6 +166,7 @@ MOE_INLINE uint32_t moe_gather_scalar(const uint8_t *p, int64_t stride) {
 }
 MOE_INLINE void moe_store_scalar(void *p, float x) { memcpy(p, &x, 4); }
 MOE_INLINE void moe_storei_scalar(void *p, uint32_t x) { memcpy(p, &x, 4); }
+MOE_INLINE void moe_storei_past_scalar(void *p, uint32_t x) { moe_storei_scalar(p, x); }
 MOE_INLINE void moe_storeu16_scalar(void *p, uint16_t x) { memcpy(p, &x, 2); }
 MOE_INLINE uint32_t moe_loadu8_scalar(const void *p) { return *(const uint8_t *)p; }
 MOE_INLINE void moe_store8_scalar(void *p, uint32_t x) { *(uint8_t *)p = (uint8_t)x; }
@@ -188,7 +191,7 @@ MOE_INLINE void moe_lookup32x4_scalar(void *p, const void *entries, const uint16
     moe_storeu16_scalar((char *)p + 2 * i, table[((const uint8_t *)entries)[i / 2] >> i % 2 * 4 & 15]);
 }
 MOE_INLINE uint32_t moe_load2x8_scalar(const void *p) {
-  return (uint32_t)((const uint8_t *)p)[0] | (uint32_t)((const uint8_t *)p)[1] << 16;
+  return ((uint32_t)((const int8_t *)p)[0] & 0xffffu) | (uint32_t)((const int8_t *)p)[1] << 16;
 }
 MOE_INLINE uint32_t moe_loadu4_scalar(const void *p, int64_t at) {
   return (uint32_t)((const uint8_t *)p)[at / 2] >> (at & 1) * 4 & 15u;
@@ -257,6 +260,7 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
 MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
 #undef MOE_SCALAR_PAIR_
 
+MOE_INLINE uint32_t moe_largest2x16_scalar(uint32_t v[1]) { return v[0]; }
 MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
 
 /* --------------------------------------------------------------------------------------- the bf16 dot product's fma */

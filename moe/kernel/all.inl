@@ -137,6 +137,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->scale_row = MOE_K(scale_row);
   t->multiply_row = MOE_K(multiply_row);
   t->scale_to_bf16 = MOE_K(scale_to_bf16);
+  t->copy_past = MOE_K(copy_past);
   t->transpose_tile = MOE_K(transpose_tile);
   t->unpair_panel = MOE_W > 1 ? MOE_K(unpair_panel) : NULL;
   t->dot = MOE_K(dot);

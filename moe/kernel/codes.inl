@@ -76,7 +76,7 @@ MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
   const MOE_V(i) power = MOE_V(andi)(MOE_V(casti)(normal), MOE_V(set1i)(0x7f800000u));
   const MOE_V(f) big = MOE_V(castf)(MOE_V(set1i)(q->big));
   const MOE_V(f) sum = MOE_V(fma_exact)(MOE_V(castf)(power), big, MOE_V(castf)(magnitude));
-  return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)(q->shift)));
+  return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)((uint32_t)q->format.shift)));
 }
 
 /* The signs of codes in 16-bit lanes, but of NaN, which is the largest: twice that less another one has bit 7. */
@@ -88,7 +88,7 @@ MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE
 MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
                                   const moe_numbers_ *q) {
   const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
-  const uint32_t rebias = (q->rebias >> 16) - (127u << 7) - (q->wide ? 0 : MOE_HALVES_BOTTOM_);
+  const uint32_t rebias = (q->format.rebias >> 16) - (127u << 7) - (q->wide ? 0 : MOE_HALVES_BOTTOM_);
   uint8_t bytes[MOE_GROUPS_SOME_];
   MOE_V(i) top = none, aside = none;
   for (int64_t i = 0; i < groups; i += MOE_W) {
@@ -119,8 +119,8 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
 /* From a number's magnitude at its place in a float. Taken for a normal one, a subnormal has half its value and half
    the least normal's too much; what takes that away leaves normal ones larger or the same. */
 MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) {
-  const MOE_V(i) magnitude = MOE_V(andi)(placed, MOE_V(sllv)(MOE_V(set1i)(127u), MOE_V(set1i)(q->shift)));
-  const MOE_V(f) x = MOE_V(castf)(MOE_V(addi)(magnitude, MOE_V(set1i)(q->rebias)));
+  const MOE_V(i) magnitude = MOE_V(andi)(placed, MOE_V(set1i)(127u << q->format.shift));
+  const MOE_V(f) x = MOE_V(castf)(MOE_V(addi)(magnitude, MOE_V(set1i)(q->format.rebias)));
   const MOE_V(f) minus_least = MOE_V(castf)(MOE_V(set1i)(q->least | 0x80000000u));
   return MOE_V(min)(x, MOE_V(fma_exact)(x, MOE_V(set1)(2.0f), minus_least));
 }
@@ -130,7 +130,7 @@ MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q)
   MOE_V(i) any = MOE_V(set1i)(0u);
   for (int i = 0; i < 16; i += MOE_W) {
     const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(load2x8)(codes + 2 * i), MOE_V(set1i)(0x007f007fu));
-    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, MOE_V(set1i)((128u - q->first_infinity) * 0x00010001u)));
+    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, MOE_V(set1i)((128u - q->format.first_infinity) * 0x00010001u)));
   }
   return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
 }
@@ -153,6 +153,14 @@ MOE_INLINE MOE_V(i) MOE_K(outside_fp8_row)(const uint8_t *codes, const moe_eleme
 /* Whether it says so of a code. */
 MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
   return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
+}
+
+/* Or of one of 128. */
+MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_ *f) {
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  for (int i = 0; i < 128; i += 4 * MOE_W)
+    outside = MOE_V(ori)(outside, MOE_K(outside_fp8)(MOE_V(loadi)(codes + i), f));
+  return MOE_K(special_fp8)(outside);
 }
 
 #if MOE_BF16_BY_MODE

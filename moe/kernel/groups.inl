@@ -3,15 +3,15 @@
 
 /* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
-                                         int64_t n, const moe_numbers_ *q) {
+                                         int64_t n, const moe_numbers_ *q, moe_fetch_at_ *ahead) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u);
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
   codes += g * step, from += g * 32 * size;
   for (; g < n && (q->known || !some->over[g]); g++, codes += step, from += 32 * size) {
     const MOE_V(f) scale = MOE_V(set1)(q->known ? q->factor : some->factor[g]);
     MOE_V(i) code[16 / MOE_W], signs[16 / MOE_W];
-    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(from + line + 32 * size * q->ahead);
-    __builtin_prefetch(codes + step * q->ahead, 1);
+    for (int64_t i = 0; i < 32 * size; i += 64) moe_fetch_next_(ahead);
+    __builtin_prefetch(codes + step * q->ahead_to, 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
       MOE_V(f) even, odd;
@@ -44,8 +44,9 @@ MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int6
 enum { MOE_KF(halves_here) = MOE_FORMAT_UPPER && MOE_W > 1 };
 
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
-                                       const moe_numbers_ *numbers) {
+                                       const moe_numbers_ *numbers, const moe_fetch_ *fetch) {
   const moe_numbers_ q = *numbers; /* nothing that is stored can change it */
+  moe_fetch_at_ ahead = moe_fetch_begin_(fetch);
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
   const char *from = (const char *)x;
   moe_some_groups_ some;
@@ -59,10 +60,10 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
     if (!q.known) MOE_KF(groups_magnitudes)(amax, from, count);
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
-      if (MOE_KF(halves_here) && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q);
-      else if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q);
+      if (MOE_KF(halves_here) && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q, &ahead);
+      else if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q, &ahead);
       end = halves ? moe_min_(n, g + 1) : n;
-      g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q);
+      g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q, &ahead);
       if (g < end) return at + g;
     }
     if (n < count) return at + n;
@@ -75,11 +76,12 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
 MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t g, int64_t n,
                                            const moe_numbers_ *q) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
+  const uint32_t shift = (uint32_t)q->format.shift;
   MOE_V(f) factor = MOE_V(set1)(q->factor);
   codes += g * step, to += g * 32 * size;
   for (; g < n; g++, to += 32 * size, codes += step) {
     __builtin_prefetch(codes + step * q->ahead);
-    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q->ahead, 1);
+    for (int64_t line = 0; line < 32 * size; line += 64) __builtin_prefetch(to + line + 32 * size * q->ahead_to, 1);
     if (scales) {
       if (scales[g] == 0 || scales[g] == 255) return g;
       factor = MOE_V(castf)(MOE_V(set1i)((uint32_t)scales[g] << 23));
@@ -90,8 +92,8 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
       MOE_V(i) signs = MOE_V(set1i)(0u);
       if (q->wide) {
         const MOE_V(i) both = MOE_V(load2x8)(codes + 2 * i);
-        even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q->shift)), q);
-        odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(q->shift - 16)), q);
+        even = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(shift)), q);
+        odd = MOE_K(magnitude_of)(MOE_V(sllv)(both, MOE_V(set1i)(shift - 16)), q);
         signs = MOE_V(slli)(MOE_V(andi)(both, MOE_V(set1i)(0x00800080u)), 8);
       } else {
         const MOE_V(i) both = MOE_V(loadu8)(codes + i);

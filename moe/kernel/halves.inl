@@ -1,7 +1,7 @@
 /* Groups of 32 bf16 to codes and back in 16-bit lanes. Under a scale that is a power of two, dividing moves an exponent
    and rounding drops the last bits of a fraction that is short already: no float is needed, and twice as many elements
    fit into a vector. Ties go to even. Under any other factor fp8 has tables (moe_octave_), for ties of either kind. For
-   vectors only. */
+   vectors only. Loops over fp8 exist for fractions of 2 and of 3 bits, as shifting by a constant costs half. */
 
 /* --------------------------------------------------------------------------------------------------------- to codes */
 
@@ -20,10 +20,7 @@ MOE_FN void MOE_K(halves_largest)(uint32_t *most, const char *from, int64_t grou
       for (int j = MOE_W; j < 16; j += MOE_W)
         group[i] = MOE_V(max2x16)(group[i], MOE_V(andi)(MOE_V(load2x16)(at + 4 * j), magnitudes));
     }
-    MOE_V(transpose)(group);
-    MOE_UNROLL
-    for (int i = 1; i < MOE_W; i++) group[0] = MOE_V(max2x16)(group[0], group[i]);
-    MOE_V(storei)(most + g, group[0]);
+    MOE_V(storei)(most + g, MOE_V(largest2x16)(group));
   }
 }
 
@@ -52,17 +49,19 @@ MOE_INLINE MOE_V(i) MOE_K(halves_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
 /* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
    it stopped. */
 MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
-                                     int64_t n, const moe_numbers_ *q, int wide, int drop) {
+                                     int64_t n, const moe_numbers_ *q, moe_fetch_at_ *fetch, int wide, int fraction,
+                                     int drop) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const int64_t step = wide ? 32 : 16;
-  const int shift = (int)q->shift - 16;
+  const int shift = 7 - fraction;
   const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(halves_deep)(shift) + 127) * 0x00010001u);
-  const int64_t ahead = q->ahead;
+  const int64_t ahead_to = q->ahead_to;
+  moe_fetch_at_ ahead = *fetch;
   for (; g < n; g++) {
     const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
     MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
-    __builtin_prefetch(from + 64 * (g + ahead), 0, 2); /* to the second cache: faster than to the first, measured */
-    __builtin_prefetch(codes + step * (g + ahead), 1);
+    moe_fetch_next_(&ahead);
+    __builtin_prefetch(codes + step * (g + ahead_to), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
@@ -73,8 +72,9 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
     for (int i = 0; drop && i < 16 / MOE_W; i++) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
     if (wide) MOE_V(store32x8)(codes + step * g, code, x);
     else MOE_V(store32x4)(codes + step * g, code, x);
-    if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) return g;
+    if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) break;
   }
+  *fetch = ahead;
   return g;
 }
 
@@ -82,11 +82,15 @@ MOE_INLINE int64_t MOE_K(halves_run)(uint8_t *codes, const char *from, const moe
    have registers. */
 MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, const char *from,
                                                                 const moe_some_groups_ *some, int64_t g, int64_t n,
-                                                                const moe_numbers_ *q) {
+                                                                const moe_numbers_ *q, moe_fetch_at_ *fetch) {
   if (!some->plain) n = some->zero[g] == 0 ? g : g + 1;
-  if (q->drop) return MOE_K(halves_run)(codes, from, some, g, n, q, 1, 1);
-  return q->wide ? MOE_K(halves_run)(codes, from, some, g, n, q, 1, 0)
-                 : MOE_K(halves_run)(codes, from, some, g, n, q, 0, 0);
+  if (!q->wide) return MOE_K(halves_run)(codes, from, some, g, n, q, fetch, 0, 1, 0);
+  switch (q->format.fraction) {
+    case 2: return q->drop ? g : MOE_K(halves_run)(codes, from, some, g, n, q, fetch, 1, 2, 0);
+    case 3: return q->drop ? MOE_K(halves_run)(codes, from, some, g, n, q, fetch, 1, 3, 1)
+                           : MOE_K(halves_run)(codes, from, some, g, n, q, fetch, 1, 3, 0);
+    default: return g;
+  }
 }
 
 /* Whether there is an octave to go by: not where bf16 ends. */
@@ -94,7 +98,7 @@ MOE_FN int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
   static const float sixteenths[16] = {1.0f,    1.0625f, 1.125f,  1.1875f, 1.25f,   1.3125f, 1.375f,  1.4375f,
                                        1.5f,    1.5625f, 1.625f,  1.6875f, 1.75f,   1.8125f, 1.875f,  1.9375f};
   const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */
-  const int shift = (int)q->shift - 16;
+  const int shift = q->format.shift - 16;
   const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((bits & 0x007fffffu) | 0x3f800000u));
   const MOE_V(i) low = MOE_V(set1i)(0xffffu);
   uint32_t sum[16], first[MOE_W];
@@ -114,20 +118,20 @@ MOE_FN int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
 }
 
 /* Groups [g, n), as above, of what is within the largest code. */
-MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, const char *from,
-                                                              const moe_octave_ *octave, int64_t g, int64_t n,
-                                                              const moe_numbers_ *q) {
-  const int shift = (int)q->shift - 16, fraction = 7 - shift;
+MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_octave_ *octave, int64_t g, int64_t n,
+                                     const moe_numbers_ *q, moe_fetch_at_ *fetch, int fraction) {
+  const int shift = 7 - fraction;
   const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(octave->base * 0x00010001u);
   const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu);
   const MOE_V(i) bottom = MOE_V(set1i)((octave->base - deep) * 0x00010001u);
   const MOE_V(i) subnormal = MOE_V(set1i)((deep + (1u << fraction)) * 0x00010001u);
-  const int64_t ahead = q->ahead;
+  const int64_t ahead_to = q->ahead_to;
+  moe_fetch_at_ ahead = *fetch;
   for (; g < n; g++) {
     MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
-    __builtin_prefetch(from + 64 * (g + ahead));
-    __builtin_prefetch(codes + 32 * (g + ahead), 1);
+    moe_fetch_next_(&ahead);
+    __builtin_prefetch(codes + 32 * (g + ahead_to), 1);
     MOE_UNROLL_FEW
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
@@ -138,9 +142,20 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
       code[i] = MOE_V(subs2x16)(sum, base);
     }
     MOE_V(store32x8)(codes + 32 * g, code, x);
-    if (MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) return g;
+    if (MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) break;
   }
+  *fetch = ahead;
   return g;
+}
+
+MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, const char *from,
+                                                              const moe_octave_ *octave, int64_t g, int64_t n,
+                                                              const moe_numbers_ *q, moe_fetch_at_ *fetch) {
+  switch (q->format.fraction) {
+    case 2: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 2);
+    case 3: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 3);
+    default: return g;
+  }
 }
 
 /* ------------------------------------------------------------------------------------------------------- from codes */
@@ -148,7 +163,7 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_scaled)(uint8_t *codes, co
 /* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. A scale moves the
    exponents of the elements, which are then looked up. */
 MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                           int64_t ahead) {
+                                           const moe_numbers_ *q) {
   static const uint16_t elements[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                                         0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
   static const uint16_t normal[32] = {0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
@@ -157,8 +172,8 @@ MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const
   for (; g < groups && MOE_PLAIN_SCALE_(scales[g]); g++) {
     const MOE_V(i) down = MOE_V(set1i)(((127u - scales[g]) << 7 & 0xffffu) * 0x00010001u);
     uint16_t scaled[32];
-    __builtin_prefetch(codes + 16 * (g + ahead));
-    __builtin_prefetch(to + 64 * (g + ahead), 1);
+    __builtin_prefetch(codes + 16 * (g + q->ahead));
+    __builtin_prefetch(to + 64 * (g + q->ahead_to), 1);
     for (int i = 0; i < 16; i += 2 * MOE_W)
       MOE_V(store2x16)(scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i),
                                                   MOE_V(andi)(MOE_V(load2x16)(normal + i), down)));
@@ -170,7 +185,7 @@ MOE_INLINE int64_t MOE_K(halves_from_e2m1)(char *to, const uint8_t *codes, const
 /* From codes, an octave is the code's: under the factor a fraction is what it is without, in a bf16's place, and `base`
    and its entry of `add` more. Never less, as both are rounded alike. */
 MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
-  const int shift = (int)q->shift - 16;
+  const int shift = q->format.shift - 16;
   const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((moe_casti_scalar(q->factor) & 0x007fffffu) | 0x3f800000u));
   moe_octave_ octave = {{0}, 0};
   float fraction[16];
@@ -183,40 +198,54 @@ MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
   return octave;
 }
 
-/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
-   returns how many. What is subnormal as a code lies below its place among normal ones (`below`). */
-MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                          int64_t groups, const moe_numbers_ *q) {
-  const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x00800080u);
+/* A group of 32 fp8 codes to bf16. `zero` is where exponent 0 comes, in codes' steps; under a factor there is an
+   octave. `others`: some codes are no normal numbers. What is subnormal as a code lies below its place among normal
+   ones. */
+MOE_INLINE void MOE_K(halves_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_octave_ *octave,
+                                     int fraction, int others, const moe_numbers_ *q) {
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x80008000u);
   const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
-  const MOE_V(i) finite = MOE_V(set1i)((q->first_infinity - 1) * 0x00010001u);
-  const MOE_V(i) number = MOE_V(set1i)((q->first_nan - 1) * 0x00010001u);
+  const MOE_V(i) finite = MOE_V(set1i)((q->format.first_infinity - 1) * 0x00010001u);
+  const MOE_V(i) number = MOE_V(set1i)((q->format.first_nan - 1) * 0x00010001u);
   const MOE_V(i) infinity = MOE_V(set1i)(0x7f807f80u), quiet = MOE_V(set1i)(0x00400040u);
-  const int shift = (int)q->shift - 16;
-  const uint32_t unscaled = (q->rebias >> q->shift) - (127u << (7 - shift)); /* exponent 0, in codes' steps */
-  const moe_octave_ octave = scales ? (moe_octave_){{0}, 0} : MOE_K(octave_back)(q);
-  const MOE_V(i) base = MOE_V(set1i)(octave.base * 0x00010001u);
+  MOE_UNROLL_FEW
+  for (int i = 0; i < 16; i += MOE_W) {
+    const MOE_V(i) code = MOE_V(load2x8)(codes + 2 * i), magnitude = MOE_V(andi)(code, magnitudes);
+    MOE_V(i) sign = code, step = MOE_V(addi)(magnitude, MOE_V(set1i)(zero * 0x00010001u)), x;
+    if (others) step = MOE_V(subi)(step, MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last)));
+    x = MOE_V(slli)(step, 7 - fraction);
+    if (octave) {
+      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(step, last));
+      x = MOE_V(addi)(MOE_V(addi)(x, MOE_V(set1i)(octave->base * 0x00010001u)), add);
+    }
+    if (others) {
+      const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
+      x = MOE_V(andi)(x, MOE_V(lt2x16)(none, magnitude));
+      x = MOE_V(ori)(MOE_V(subs2x16)(x, infinite), MOE_V(andi)(infinite, infinity));
+      x = MOE_V(ori)(x, MOE_V(andi)(nan, quiet));
+      sign = MOE_V(subs2x16)(code, nan);
+    }
+    MOE_V(store2x16)(to + 4 * i, MOE_V(mux)(signs, sign, x));
+  }
+}
+
+/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
+   returns how many. They are looked at in fours, for codes that are no normal numbers. */
+MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                          int64_t groups, const moe_octave_ *octave, int fraction,
+                                          const moe_numbers_ *q) {
+  const uint32_t unscaled = (q->format.rebias >> q->format.shift) - (127u << fraction);
+  int others = 0;
   int64_t g = 0;
   for (; g < groups; g++) {
     if (scales) scale = scales[g];
     if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale)) break;
-    const MOE_V(i) zero = MOE_V(set1i)((unscaled + (scale << (7 - shift))) * 0x00010001u);
+    const uint32_t zero = unscaled + (scale << fraction);
+    if (g % 4 == 0) others = groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format);
     __builtin_prefetch(codes + 32 * (g + q->ahead));
-    __builtin_prefetch(to + 64 * (g + q->ahead), 1);
-    MOE_UNROLL_FEW
-    for (int i = 0; i < 16; i += MOE_W) {
-      const MOE_V(i) code = MOE_V(load2x8)(codes + 32 * g + 2 * i), magnitude = MOE_V(andi)(code, magnitudes);
-      const MOE_V(i) below = MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last));
-      const MOE_V(i) step = MOE_V(subi)(MOE_V(addi)(magnitude, zero), below);
-      const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
-      const MOE_V(i) sign = MOE_V(subs2x16)(MOE_V(slli)(MOE_V(andi)(code, signs), 8), nan);
-      MOE_V(i) x = MOE_V(slli)(step, shift);
-      if (!scales) x = MOE_V(addi)(MOE_V(addi)(x, base), MOE_V(lookup2x16)(octave.add, MOE_V(andi)(step, last)));
-      x = MOE_V(andi)(x, MOE_V(lt2x16)(none, magnitude));
-      x = MOE_V(ori)(MOE_V(subs2x16)(x, infinite), MOE_V(andi)(infinite, infinity));
-      x = MOE_V(ori)(x, MOE_V(andi)(nan, quiet));
-      MOE_V(store2x16)(to + 64 * g + 4 * i, MOE_V(ori)(x, sign));
-    }
+    __builtin_prefetch(to + 64 * (g + q->ahead_to), 1);
+    if (others) MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, zero, octave, fraction, 1, q);
+    else MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, zero, octave, fraction, 0, q);
   }
   return g;
 }
@@ -224,11 +253,14 @@ MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const 
 /* Groups of codes to bf16, up to the first that is not for here; returns how many. */
 MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                   const moe_numbers_ *q) {
-  if (!q->wide) return MOE_K(halves_from_e2m1)(to, codes, scales, groups, q->ahead);
-  if (scales) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, q);
+  const int fraction = q->format.fraction;
+  if (!q->wide) return MOE_K(halves_from_e2m1)(to, codes, scales, groups, q);
+  if (scales && fraction == 2) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, NULL, 2, q);
+  if (scales && fraction == 3) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, NULL, 3, q);
   /* Of the factor; one more, as fractions carry into it. */
   const uint32_t scale = moe_casti_scalar(q->factor) >> 23;
-  return scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)
-             ? 0
-             : MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, q);
+  if (scales || scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)) return 0;
+  const moe_octave_ octave = MOE_K(octave_back)(q);
+  if (fraction == 2) return MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, &octave, 2, q);
+  return fraction == 3 ? MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, &octave, 3, q) : 0;
 }

@@ -15,7 +15,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(t, &lines);
+    MOE_K(tile_fetch_beside)(&lines);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL

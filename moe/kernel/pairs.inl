@@ -70,7 +70,7 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   int64_t at = 0;
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
-    moe_tile_fetch_(t, &lines, MOE_PIECE_BYTES / 2);
+    moe_tile_fetch_(&lines, MOE_PIECE_BYTES / 2);
     MOE_K(tile_pair)(rows, t->row, at, panel, acc);
   }
   MOE_V(tile_end)(rows, t->c, acc);

@@ -124,3 +124,14 @@ MOE_FN void MOE_K(unpair_panel)(float *panel, const void *pairs, int64_t k) {
       MOE_V(storei)(panel + MOE_PANEL + j, MOE_V(andi)(both, MOE_V(set1i)(0xffff0000u)));
     }
 }
+
+/* memcpy that neither fetches what the lines held before nor keeps what they hold then. */
+MOE_FN void MOE_K(copy_past)(void *dst, const void *src, int64_t bytes) {
+  char *to = (char *)dst;
+  const char *from = (const char *)src;
+  const int64_t first = moe_min_(bytes, -(int64_t)(uintptr_t)to & 63), lines = (bytes - first) / 64 * 64;
+  memcpy(to, from, (size_t)first);
+  to += first, from += first;
+  for (int64_t i = 0; i < lines; i += 4 * MOE_W) MOE_V(storei_past)(to + i, MOE_V(loadi)(from + i));
+  memcpy(to + lines, from + lines, (size_t)(bytes - first - lines));
+}

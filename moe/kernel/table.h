@@ -97,13 +97,13 @@ typedef struct moe_numbers_ {
   moe_scale_ rule;           /* of scale bytes */
   float factor;              /* where there are none */
   int known;                 /* there are none, and all are numbers within the largest code: that is not looked at */
-  uint32_t away, shift;      /* as in moe_cast_ and moe_element_format_ */
+  moe_element_format_ format;
+  uint32_t away;             /* as in moe_cast_ */
   uint32_t most;             /* the code of what is too large */
   int drop;                  /* that is a NaN, without a sign */
   uint32_t least, big;       /* floats' bits: the least normal number; see encoding */
-  uint32_t rebias, first_infinity, first_nan;
   uint8_t below[16];         /* fp8 magnitudes are so many steps above where a normal number of their value would be */
-  int64_t ahead; /* groups, about, that are fetched before their turn */
+  int64_t ahead, ahead_to;   /* groups, about, that are fetched before codes are read, and before any are written */
 } moe_numbers_;
 
 /* Bits of a scaled magnitude that does not overflow the sum of encoding, as numbers under a scale byte never do. */
@@ -164,27 +164,19 @@ typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 
 /* Where these fetches are. */
 typedef struct moe_tile_lines_ {
-  const char *fetch, *soon, *next;
-  int64_t run; /* how many of `fetch` are left before the next skip */
+  moe_fetch_at_ fetch;
+  const char *soon, *next;
 } moe_tile_lines_;
 
 MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
-  const moe_tile_lines_ lines = {t->fetch.at, t->soon, (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL), t->fetch.run};
+  const moe_tile_lines_ lines = {moe_fetch_begin_(&t->fetch), t->soon,
+                                 (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL)};
   return lines;
 }
 
-MOE_INLINE void moe_tile_fetch_line_(const moe_tile_ *t, moe_tile_lines_ *lines) {
-  __builtin_prefetch(lines->fetch, 0, 2);
-  lines->fetch += t->fetch.stride;
-  if (--lines->run == 0) {
-    lines->fetch += t->fetch.skip;
-    lines->run = t->fetch.run;
-  }
-}
-
 /* All of one pair's, where pieces have `k` elements. */
-MOE_INLINE void moe_tile_fetch_(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t k) {
-  moe_tile_fetch_line_(t, lines);
+MOE_INLINE void moe_tile_fetch_(moe_tile_lines_ *lines, int64_t k) {
+  moe_fetch_next_(&lines->fetch);
   __builtin_prefetch(lines->soon, 0, 3);
   lines->soon += 64;
   __builtin_prefetch(lines->next, 0, 3);
@@ -237,9 +229,10 @@ typedef struct moe_kernels {
   void (*store_codes[2])(uint8_t *dst, const float *src, int64_t n, const moe_element_format_ *format,
                          const moe_cast_ *cast);
   /* Groups of 32 to codes and back, up to the first that is none of numbers, or whose scale is none. Returns how many.
-     scales NULL: numbers->factor is the scale or, to codes, its reciprocal. */
+     scales NULL: numbers->factor is the scale or, to codes, its reciprocal. For every line of x one of `fetch` is
+     fetched. */
   int64_t (*quantize_groups[MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
-                                               const moe_numbers_ *numbers);
+                                               const moe_numbers_ *numbers, const moe_fetch_ *fetch);
   int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                                  const moe_numbers_ *numbers);
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
@@ -268,6 +261,7 @@ typedef struct moe_kernels {
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
   void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
+  void (*copy_past)(void *dst, const void *src, int64_t bytes);                   /* past the caches */
   /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
   void (*transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */

@@ -26,10 +26,10 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, moe_tile_lines_ *lines) {
   const int parts = MOE_K(tile_parts);
-  for (int64_t p = (t->k + 1) / 2; p > 0 && parts > 1; p -= parts * parts) moe_tile_fetch_line_(t, lines);
+  for (int64_t p = (t->k + 1) / 2; p > 0 && parts > 1; p -= parts * parts) moe_fetch_next_(&lines->fetch);
 }
-MOE_INLINE void MOE_K(tile_fetch_beside)(const moe_tile_ *t, moe_tile_lines_ *lines) {
-  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(t, lines, MOE_PIECE_BYTES / 4);
+MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
+  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, MOE_PIECE_BYTES / 4);
 }
 
 /* Adds the rows' elements at `at` times b. */
@@ -80,7 +80,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
   for (; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(t, &lines);
+    MOE_K(tile_fetch_beside)(&lines);
     MOE_K(tile_pairs)(rows, 1, own, at, panel, flush, acc);
   }
   MOE_K(tile_end)(rows, c, acc);

@@ -9,27 +9,56 @@ typedef struct moe_convert_ {
   moe_dtype to, from; /* one of the two is f32 */
 } moe_convert_;
 
-enum { MOE_CONVERT_PIECE_ = 1 << 16 };
+enum {
+  MOE_CONVERT_ITEM_ = 1 << 16,                               /* elements */
+  MOE_CONVERT_STRAND_ = MOE_CONVERT_ITEM_ / MOE_STRANDS_,    /* of an item, one of the places it is read at in turn */
+  MOE_CONVERT_PIECE_ = MOE_PAST_PIECE_ / (int)sizeof(float), /* of a strand, in its turn */
+  MOE_CONVERT_STEP_ = 256                                    /* between what is fetched */
+};
 
 typedef struct moe_convert_job_ {
   moe_kernels kernels;
   moe_convert_ convert;
+  int past; /* see MOE_PAST_LEAST */
 } moe_convert_job_;
 
-MOE_FN void moe_convert_piece_(void *arg, int64_t item, moe_turn_ *turn) {
-  const moe_convert_job_ *job = (const moe_convert_job_ *)arg;
+MOE_FN void moe_convert_step_(const moe_convert_job_ *job, char *dst, const char *src, int64_t n) {
   const moe_convert_ *c = &job->convert;
-  const int64_t at = item * MOE_CONVERT_PIECE_, n = moe_min_(MOE_CONVERT_PIECE_, c->n - at);
-  char *dst = c->dst + at * moe_dtype_bytes_(c->to);
-  const char *src = c->src + at * moe_dtype_bytes_(c->from);
-  (void)turn;
+  float *out = (float *)(void *)dst;
   if (c->from == MOE_DTYPE_F32) {
     moe_store_row_(&job->kernels, c->to, dst, (const float *)(const void *)src, n);
-  } else {
-    float *out = (float *)(void *)dst;
-    moe_load_row_(&job->kernels, c->from, out, src, n);
-    moe_store_row_(&job->kernels, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
+    return;
   }
+  moe_load_row_(&job->kernels, c->from, out, src, n);
+  moe_store_row_(&job->kernels, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
+}
+
+/* Elements [at, at+n), the lines of `fetch` being fetched beside. */
+MOE_FN void moe_convert_piece_(const moe_convert_job_ *job, int64_t at, int64_t n, const moe_fetch_ *fetch) {
+  const moe_convert_ *c = &job->convert;
+  const int64_t to = moe_dtype_bytes_(c->to), from = moe_dtype_bytes_(c->from);
+  MOE_LINE_ALIGNED char piece[MOE_PAST_PIECE_];
+  moe_fetch_at_ ahead = moe_fetch_begin_(fetch);
+  char *dst = job->past ? piece : c->dst + at * to;
+  for (int64_t i = 0; i < n; i += MOE_CONVERT_STEP_) {
+    const int64_t now = moe_min_(MOE_CONVERT_STEP_, n - i);
+    for (int64_t line = 0; line < now * from; line += 64) moe_fetch_next_(&ahead);
+    moe_convert_step_(job, dst + i * to, c->src + (at + i) * from, now);
+  }
+  if (job->past) job->kernels.copy_past(c->dst + at * to, piece, n * to);
+}
+
+MOE_FN void moe_convert_item_(void *arg, int64_t item, moe_turn_ *turn) {
+  const moe_convert_job_ *job = (const moe_convert_job_ *)arg;
+  const int64_t size = moe_dtype_bytes_(job->convert.from), apart = MOE_CONVERT_STRAND_ * size;
+  const int64_t begin = item * MOE_CONVERT_ITEM_, end = moe_min_(begin + MOE_CONVERT_ITEM_, job->convert.n);
+  (void)turn;
+  for (int64_t i = 0; i < MOE_CONVERT_STRAND_; i += MOE_CONVERT_PIECE_)
+    for (int64_t strand = 0, at = begin + i; strand < MOE_STRANDS_ && at < end; strand++, at += MOE_CONVERT_STRAND_) {
+      const int64_t next = (begin + i + MOE_CONVERT_PIECE_) * size, share = MOE_CONVERT_PIECE_ * size / MOE_STRANDS_;
+      const moe_fetch_ fetch = moe_fetch_strands_(job->convert.src + next + strand * share, apart);
+      moe_convert_piece_(job, at, moe_min_(MOE_CONVERT_PIECE_, end - at), &fetch);
+    }
 }
 
 MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert) {
@@ -44,7 +73,8 @@ MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert
   moe_convert_job_ job;
   job.kernels = moe_kernels_();
   job.convert = *convert;
-  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_PIECE_), moe_convert_piece_, &job, NULL};
+  job.past = convert->n * to >= MOE_PAST_LEAST;
+  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_ITEM_), moe_convert_item_, &job, NULL};
   moe_run_(ctx, &work, 1);
   return moe_succeed_(ctx);
 }

@@ -8,6 +8,13 @@ MOE_INLINE void moe_fetch_to_write_(const char *at, int64_t stride, const int32_
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + (index ? index[i] : i) * stride + b, 1);
 }
 
+/* An array of so many bytes that is converted leaves past the caches, a piece at a time: none would keep it until it is
+   read. */
+#ifndef MOE_PAST_LEAST
+#define MOE_PAST_LEAST (1 << 25)
+#endif
+enum { MOE_PAST_PIECE_ = 1 << 12 };
+
 enum { MOE_LEAVE_ROWS = 16 }; /* rows that leave at a time, their places having been fetched */
 
 /* store_rows, to where memory may be far. */

@@ -2,7 +2,11 @@
 #ifndef MOE_LAYER_MX_QUANTIZE_H
 #define MOE_LAYER_MX_QUANTIZE_H
 
-enum { MOE_MX_STRIP_ = 1024, MOE_MX_ITEM_ = 1 << 16 };
+enum {
+  MOE_MX_STRIP_ = 1024,       /* elements of a line that a transposed item takes */
+  MOE_MX_ITEM_ = 1 << 16,     /* elements of an item, at least, if there are, */
+  MOE_MX_ITEM_MOST_ = 1 << 18 /* and at most */
+};
 
 /* A line is a row of codes: a row of the plain tensor or, transposed, a column. */
 typedef struct moe_mx_quantize_job_ {
@@ -12,8 +16,8 @@ typedef struct moe_mx_quantize_job_ {
   moe_numbers_ numbers;
   moe_cast_ cast;
   moe_dtype dtype;
-  int decode, transposed;
-  int64_t lines, length, size; /* size: bytes of a plain element */
+  int decode, transposed, past; /* see MOE_PAST_LEAST */
+  int64_t lines, length, size;  /* size: bytes of a plain element */
   int64_t code_stride, scale_stride;
   const char *from;
   char *to; /* plain, one of the two */
@@ -79,11 +83,10 @@ MOE_FN float moe_e8m0_(uint32_t byte) {
 MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
   moe_numbers_ q = {0};
   q.wide = moe_wide_(f);
-  q.away = cast->away, q.shift = (uint32_t)f->shift;
-  q.ahead = 64;
-  q.rebias = f->rebias, q.first_infinity = f->first_infinity, q.first_nan = f->first_nan;
-  q.most = cast->overflow, q.least = q.rebias + (1u << 23);
-  q.big = ((127u + q.shift) << 23) + ((0u - (q.least >> q.shift)) & 0xffffu);
+  q.format = *f, q.away = cast->away;
+  q.ahead = q.ahead_to = 64;
+  q.most = cast->overflow, q.least = f->rebias + (1u << 23);
+  q.big = ((127u + (uint32_t)f->shift) << 23) + ((0u - (q.least >> f->shift)) & 0xffffu);
   q.drop = f->nan != 0 && cast->overflow == f->nan;
   for (int code = 1, steps = 1 << (23 - f->shift); q.wide && code < steps; code++) {
     int down = 0;
@@ -121,27 +124,95 @@ MOE_FN void moe_mx_group_from_(const moe_mx_quantize_job_ *job, moe_dtype dtype,
   moe_store_row_(&job->kernels, dtype, to, x, n);
 }
 
-/* Elements [at, at+n) of a line, to or from x; `at` is a multiple of 32. */
-MOE_FN void moe_mx_line_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, char *to, int64_t line,
-                         int64_t at, int64_t n) {
-  const int64_t size = moe_dtype_bytes_(dtype);
-  for (int64_t i = 0, done; i < n; i += done * MOE_MX_GROUP_) {
-    const int64_t code = line * job->code_stride + moe_element_bytes_(at + i, job->format.bits);
-    const int64_t scale = line * job->scale_stride + (at + i) / MOE_MX_GROUP_, groups = (n - i) / MOE_MX_GROUP_;
-    const int64_t left = moe_min_(MOE_MX_GROUP_, n - i);
+/* n elements of a line from a multiple of 32 on: where they are, plain and as codes, and where they go. To codes, what
+   is fetched meanwhile. */
+typedef struct moe_mx_part_ {
+  moe_dtype dtype;
+  const char *from;
+  char *to;
+  const uint8_t *codes, *scales;
+  uint8_t *to_codes, *to_scales;
+  int64_t n;
+  moe_fetch_ fetch;
+} moe_mx_part_;
+
+/* The codes of elements [at, at+n). */
+MOE_FN moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype dtype, int64_t line, int64_t at,
+                                    int64_t n) {
+  const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
+  const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
+  moe_mx_part_ part = {0};
+  part.dtype = dtype, part.n = n;
+  if (job->decode)
+    part.codes = job->codes + code, part.scales = job->scales + scale;
+  else
+    part.to_codes = job->to_codes + code, part.to_scales = job->to_scales + scale;
+  return part;
+}
+
+MOE_FN void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_part_ *part) {
+  const int64_t size = moe_dtype_bytes_(part->dtype);
+  for (int64_t i = 0, done; i < part->n; i += done * MOE_MX_GROUP_) {
+    const int64_t code = moe_element_bytes_(i, job->format.bits), scale = i / MOE_MX_GROUP_;
+    const int64_t groups = (part->n - i) / MOE_MX_GROUP_, left = moe_min_(MOE_MX_GROUP_, part->n - i);
     if (job->decode)
-      done = job->kernels.dequantize_groups[dtype](to + i * size, job->codes + code, job->scales + scale, groups,
-                                                   &job->numbers);
+      done = job->kernels.dequantize_groups[part->dtype](part->to + i * size, part->codes + code, part->scales + scale,
+                                                         groups, &job->numbers);
     else
-      done = job->kernels.quantize_groups[dtype](job->to_codes + code, job->to_scales + scale, from + i * size,
-                                                 groups, &job->numbers);
+      done = job->kernels.quantize_groups[part->dtype](part->to_codes + code, part->to_scales + scale,
+                                                       part->from + i * size, groups, &job->numbers, &part->fetch);
     if (done > 0) continue;
     done = 1;
     if (job->decode)
-      moe_mx_group_from_(job, dtype, to + i * size, left, job->codes + code, job->scales + scale);
+      moe_mx_group_from_(job, part->dtype, part->to + i * size, left, part->codes + code, part->scales + scale);
     else
-      moe_mx_group_(job, dtype, from + i * size, left, job->to_codes + code, job->to_scales + scale);
+      moe_mx_group_(job, part->dtype, part->from + i * size, left, part->to_codes + code, part->to_scales + scale);
   }
+}
+
+/* Of a tensor that is not transposed: lines [line, end), elements [from, to) of each, in pieces, `across` to a line and
+   `count` in all. Strand s has pieces [s * deep, (s + 1) * deep). */
+typedef struct moe_mx_strands_ {
+  int64_t line, from, to, piece, across, count, deep;
+} moe_mx_strands_;
+
+MOE_FN moe_mx_strands_ moe_mx_strands_of_(const moe_mx_quantize_job_ *job, int64_t line, int64_t end, int64_t from,
+                                          int64_t to) {
+  moe_mx_strands_ item = {line, from, to, 0, 0, 0, 0};
+  item.piece = MOE_PAST_PIECE_ / (job->decode ? job->size : 2);
+  item.across = moe_ceil_div_(to - from, item.piece);
+  item.count = item.across * (end - line);
+  item.deep = moe_ceil_div_(item.count, job->decode ? 1 : MOE_STRANDS_);
+  return item;
+}
+
+MOE_FN int64_t moe_mx_plain_at_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t i) {
+  const int64_t line = item->line + i / item->across, at = item->from + i % item->across * item->piece;
+  return (line * job->length + at) * job->size;
+}
+
+/* Beside piece `i` of a strand: its share of every strand's next one, a line of each in turn. */
+MOE_FN moe_fetch_ moe_mx_fetch_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand,
+                                int64_t i) {
+  const int64_t next = moe_mx_plain_at_(job, item, i + 1 < item->deep ? i + 1 : i);
+  const int64_t apart = moe_mx_plain_at_(job, item, item->deep) - moe_mx_plain_at_(job, item, 0);
+  return moe_fetch_strands_(job->from + next + strand * (item->piece * job->size / MOE_STRANDS_), apart);
+}
+
+MOE_FN void moe_mx_piece_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand, int64_t i) {
+  const int64_t at = strand * item->deep + i, line = item->line + at / item->across;
+  const int64_t from = item->from + at % item->across * item->piece, n = moe_min_(item->piece, item->to - from);
+  const int64_t plain = moe_mx_plain_at_(job, item, at);
+  MOE_LINE_ALIGNED uint8_t piece[MOE_PAST_PIECE_];
+  moe_mx_part_ part = moe_mx_part_of_(job, job->dtype, line, from, n);
+  part.from = job->decode ? NULL : job->from + plain;
+  part.to = job->decode ? job->to + plain : NULL;
+  if (!job->decode) part.fetch = moe_mx_fetch_(job, item, strand, i);
+  void *leaves = job->decode ? (void *)part.to : part.to_codes;
+  if (job->past) part.to = (char *)piece, part.to_codes = piece;
+  moe_mx_convert_(job, &part);
+  if (!job->past) return;
+  job->kernels.copy_past(leaves, piece, job->decode ? n * job->size : moe_element_bytes_(n, job->format.bits));
 }
 
 /* n plain elements, contiguous, to or from x. */
@@ -160,8 +231,10 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
     job->kernels.transpose_tile(columns, MOE_SQUARE_, rows, MOE_SQUARE_, n, lines);
   }
   for (int64_t j = 0; j < lines; j++) {
-    char *x = (char *)(columns + j * MOE_PANEL);
-    moe_mx_line_(job, MOE_DTYPE_F32, x, x, line + j, at, n);
+    moe_mx_part_ part = moe_mx_part_of_(job, MOE_DTYPE_F32, line + j, at, n);
+    part.from = part.to = (char *)(columns + j * MOE_PANEL);
+    part.fetch.at = part.from;
+    moe_mx_convert_(job, &part);
   }
   if (job->decode) {
     job->kernels.transpose_tile(rows, MOE_SQUARE_, columns, MOE_SQUARE_, lines, n);
@@ -179,11 +252,9 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_turn_ *turn) {
       moe_mx_square_(job, first, last - first, at, moe_min_(MOE_PANEL, to - at));
     return;
   }
-  for (int64_t line = first; line < last; line++) {
-    const int64_t plain = (line * job->length + from) * job->size;
-    moe_mx_line_(job, job->dtype, job->decode ? NULL : job->from + plain, job->decode ? job->to + plain : NULL, line,
-                 from, to - from);
-  }
+  const moe_mx_strands_ all = moe_mx_strands_of_(job, first, last, from, to);
+  for (int64_t i = 0; i < all.deep; i++)
+    for (int64_t at = i; at < all.count; at += all.deep) moe_mx_piece_(job, &all, at / all.deep, i);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
@@ -211,8 +282,12 @@ MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, moe_mx_quantize_job_ *j
                                     {"plain", job->to, plain, job->size, MOE_OUTPUT}};
   MOE_TRY(moe_check_tensors_(ctx, job->decode ? dequantize : quantize, 3, 0));
   job->kernels = moe_kernels_();
-  job->block = moe_min_(job->length, job->transposed ? MOE_MX_STRIP_ : MOE_MX_ITEM_);
-  job->line_block = job->transposed ? MOE_PANEL : moe_max_(1, MOE_MX_ITEM_ / job->block);
+  job->past = !job->transposed && (job->decode ? plain : codes) >= MOE_PAST_LEAST;
+  if (job->past) job->numbers.ahead_to = 0;
+  const int64_t part = rows * columns / 256 / MOE_MX_ITEM_ * MOE_MX_ITEM_; /* of whole groups */
+  const int64_t item = moe_max_(MOE_MX_ITEM_, moe_min_(MOE_MX_ITEM_MOST_, part));
+  job->block = moe_min_(job->length, job->transposed ? MOE_MX_STRIP_ : item);
+  job->line_block = job->transposed ? MOE_PANEL : moe_max_(1, item / job->block);
   job->blocks = moe_ceil_div_(job->length, job->block);
   const moe_work_ work = {moe_ceil_div_(job->lines, job->line_block) * job->blocks, moe_mx_quantize_item_, job, NULL};
   moe_run_(ctx, &work, 1);

@@ -8,12 +8,15 @@ typedef struct moe_scaled_job_ {
   moe_cast_ cast;
   moe_numbers_ numbers;
   moe_dtype dtype;
-  int decode, given;
+  int decode, given, past; /* past: see MOE_PAST_LEAST */
   int64_t rows, columns, size;
   int64_t block_rows, block_columns, across; /* across: blocks side by side */
   /* An item's rows and columns, the latter of whole blocks, as the former are if scales are to be found; items side by
      side. */
   int64_t height, span, spans;
+  int64_t unit;   /* rows that are looked at and converted together */
+  int64_t ahead;  /* bytes, about, from a plain element to one that is fetched beside it, or: */
+  int in_strands; /* an item's rows are taken one at a time, in strands */
   const char *from;
   char *to; /* plain, one of the two */
   const uint8_t *codes;
@@ -24,14 +27,19 @@ typedef struct moe_scaled_job_ {
 } moe_scaled_job_;
 
 enum {
-  MOE_SCALED_STRIP_ = 1024,  /* columns that are looked at together */
-  MOE_SCALED_ITEM_ = 1 << 15 /* elements of an item, at least, if there are */
+  MOE_SCALED_STRIP_ = 1024,       /* columns that are looked at together */
+  MOE_SCALED_ITEM_ = 1 << 15,     /* elements of an item, at least, if there are, */
+  MOE_SCALED_ITEM_MOST_ = 1 << 18 /* and at most, if one block is not more */
 };
 
-/* The columns [first, first+n) of rows [row, end) of an item: a block's, if its scale is to be found. */
+/* The columns [first, first+n) of rows [row, end) of an item: a block's, if its scale is to be found. Beside the bytes
+   of its rows, those from `next` on are fetched: of one row, what strands `apart` bytes from each other read next, or,
+   apart = 0, as many further on. */
 typedef struct moe_scaled_area_ {
   int64_t row, end, first, n;
   int numbers; /* it was seen to hold nothing else */
+  const char *next;
+  int64_t apart;
 } moe_scaled_area_;
 
 MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
@@ -46,13 +54,15 @@ MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, 
     moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
 }
 
-/* n plain elements, from or to x. */
-MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, int64_t row, int64_t column, int64_t n) {
-  const int64_t at = row * job->columns + column;
+/* Bytes of n elements of the result. */
+MOE_FN int64_t moe_scaled_bytes_(const moe_scaled_job_ *job, int64_t n) { return job->decode ? n * job->size : n; }
+
+/* n elements of the result, from x. */
+MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *to, int64_t n) {
   if (job->decode)
-    moe_store_row_(&job->kernels, job->dtype, job->to + at * job->size, x, n);
+    moe_store_row_(&job->kernels, job->dtype, to, x, n);
   else
-    job->kernels.store_codes[1](job->to_codes + at, x, n, &job->format, &job->cast);
+    job->kernels.store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
 }
 
 /* The largest that is finite, of at most a strip. */
@@ -101,7 +111,7 @@ MOE_FN float moe_scaled_factor_(const moe_scaled_job_ *job, int64_t row, int64_t
 }
 
 /* A row of narrow blocks. */
-MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t column, int64_t n) {
+MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t column, int64_t n, char *to) {
   float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
   for (int64_t i = 0, end; i < n; i = end) {
     const float value = moe_scaled_factor_(job, row, column + i);
@@ -110,55 +120,89 @@ MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t 
   }
   moe_scaled_load_(job, x, row, column, n);
   job->kernels.multiply_row(x, factor, n);
-  moe_scaled_store_(job, x, row, column, n);
+  moe_scaled_store_(job, x, to, n);
+}
+
+/* What is fetched beside a row's elements from `at` of the area on. */
+MOE_FN moe_fetch_ moe_scaled_fetch_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t at) {
+  const moe_fetch_ straight = {a->next + ((row - a->row) * job->columns + at) * job->size, 1, 0, 64};
+  return a->apart ? moe_fetch_strands_(a->next + at * job->size / MOE_STRANDS_, a->apart) : straight;
 }
 
 /* A row of one block. */
-MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, int numbers, int64_t row, int64_t column, int64_t n) {
+MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t column,
+                             int64_t n, char *to) {
   const float factor = moe_scaled_factor_(job, row, column);
   const int plain = factor > 0 && factor < 0x1p127f;
   moe_numbers_ q = job->numbers;
-  q.factor = factor, q.known = numbers;
+  q.factor = factor, q.known = a->numbers;
   for (int64_t i = 0, done; i < n; i += done) {
     const int64_t at = row * job->columns + column + i, groups = plain ? (n - i) / MOE_MX_GROUP_ : 0;
-    if (job->decode)
-      done = job->kernels.dequantize_groups[job->dtype](job->to + at * job->size, job->codes + at, NULL, groups, &q);
-    else
-      done = job->kernels.quantize_groups[job->dtype](job->to_codes + at, NULL, job->from + at * job->size, groups, &q);
+    char *out = to + moe_scaled_bytes_(job, i);
+    if (job->decode) {
+      done = job->kernels.dequantize_groups[job->dtype](out, job->codes + at, NULL, groups, &q);
+    } else {
+      const moe_fetch_ fetch = moe_scaled_fetch_(job, a, row, column + i - a->first);
+      done = job->kernels.quantize_groups[job->dtype]((uint8_t *)out, NULL, job->from + at * job->size, groups, &q,
+                                                      &fetch);
+    }
     done *= MOE_MX_GROUP_;
     if (done > 0) continue;
     float x[MOE_MX_GROUP_];
     done = moe_min_(MOE_MX_GROUP_, n - i);
     moe_scaled_load_(job, x, row, column + i, done);
     job->kernels.scale_row(x, factor, done);
-    moe_scaled_store_(job, x, row, column + i, done);
+    moe_scaled_store_(job, x, out, done);
   }
 }
 
 MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
   const int narrow = job->block_columns < MOE_MX_GROUP_;
+  MOE_LINE_ALIGNED char piece[MOE_PAST_PIECE_];
   for (int64_t row = a->row; row < a->end; row++)
     for (int64_t at = 0, n; at < a->n; at += n) {
-      n = moe_min_(narrow ? MOE_SCALED_STRIP_ : job->block_columns, a->n - at);
+      const int64_t column = a->first + at;
+      const int64_t block = narrow ? MOE_SCALED_STRIP_ : job->block_columns - at % job->block_columns;
+      n = moe_min_(job->past ? MOE_PAST_PIECE_ / moe_scaled_bytes_(job, 1) : block, moe_min_(block, a->n - at));
+      char *out = (job->decode ? job->to : (char *)job->to_codes) + moe_scaled_bytes_(job, row * job->columns + column);
+      char *to = job->past ? piece : out;
       if (narrow)
-        moe_scaled_narrow_(job, row, a->first + at, n);
+        moe_scaled_narrow_(job, row, column, n, to);
       else
-        moe_scaled_wide_(job, a->numbers, row, a->first + at, n);
+        moe_scaled_wide_(job, a, row, column, n, to);
+      if (job->past) job->kernels.copy_past(out, piece, moe_scaled_bytes_(job, n));
     }
+}
+
+/* Area i of `deep` that a strand has, of rows [first, end), a row each if there are several strands. */
+MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64_t end, int64_t strand, int64_t deep,
+                                int64_t i, moe_scaled_area_ *a) {
+  const int64_t pitch = job->columns * job->size;
+  a->row = first + (strand * deep + i) * job->unit;
+  a->end = moe_min_(end, a->row + job->unit);
+  if (job->decode) return;
+  a->next = job->from + (a->row * job->columns + a->first) * job->size + job->ahead;
+  if (!job->in_strands) return;
+  a->apart = deep * pitch;
+  a->next = job->from + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
+            strand * (a->n * job->size / MOE_STRANDS_ / 64 * 64);
 }
 
 MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
-  const int find = !job->decode && !job->given;
   const int64_t first = item / job->spans * job->height, end = moe_min_(job->rows, first + job->height);
-  moe_scaled_area_ a = {first, end, item % job->spans * job->span, 0, 0};
+  const int64_t areas = moe_ceil_div_(end - first, job->unit);
+  const int64_t deep = moe_ceil_div_(areas, job->in_strands ? MOE_STRANDS_ : 1);
+  moe_scaled_area_ a = {0};
+  a.first = item % job->spans * job->span;
   a.n = moe_min_(job->span, job->columns - a.first);
   (void)turn;
-  for (; a.row < end; a.row = a.end) {
-    a.end = find ? moe_min_(end, a.row + job->block_rows) : end;
-    if (find) moe_scaled_find_(job, &a);
-    moe_scaled_convert_(job, &a);
-  }
+  for (int64_t i = 0; i < deep; i++)
+    for (int64_t at = i; at < areas; at += deep) {
+      moe_scaled_area_of_(job, first, end, at / deep, deep, i, &a);
+      if (!job->decode && !job->given) moe_scaled_find_(job, &a);
+      moe_scaled_convert_(job, &a);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
@@ -199,13 +243,19 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   const uint8_t most = (uint8_t)job->format.max;
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
+  job->unit = job->decode || job->given ? 1 : job->block_rows;
+  job->in_strands = !job->decode && job->unit == 1;
   if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
-    job->numbers.ahead += moe_min_(1024, job->columns / MOE_MX_GROUP_);
+    job->numbers.ahead_to += moe_min_(1024, job->columns / MOE_MX_GROUP_);
+  job->ahead = job->numbers.ahead_to * MOE_MX_GROUP_ * job->size;
+  job->past = moe_scaled_bytes_(job, moe_mul_(job->rows, job->columns)) >= MOE_PAST_LEAST;
+  if (job->past) job->numbers.ahead_to = 0;
   job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
   job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
   job->spans = moe_ceil_div_(job->columns, job->span);
-  const int64_t unit = job->decode || job->given ? 1 : job->block_rows;
-  job->height = moe_max_(1, MOE_SCALED_ITEM_ / (unit * job->span)) * unit;
+  const int64_t item = moe_max_(MOE_SCALED_ITEM_, moe_min_(MOE_SCALED_ITEM_MOST_, job->rows * job->columns / 256));
+  job->height = moe_max_(1, item / (job->unit * job->span)) * job->unit;
+  if (job->decode) job->unit = job->height;
   const moe_work_ work = {moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job, NULL};
   moe_run_(ctx, &work, 1);
   return moe_succeed_(ctx);
