@@ -1,7 +1,7 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_PIECE_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the
    upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing
-   and bf16's groups). */
+   and bf16's halves). */
 
 #include "math.inl"
 #include "activation.inl"
@@ -33,7 +33,13 @@ MOE_QUICK_END
 #define MOE_FORMAT_TYPE moe_bf16
 #define MOE_FORMAT_UPPER 1
 #include "format.inl"
+MOE_QUICK_WIDE_BEGIN
+#if MOE_BF16_BY_MODE
 #include "groups.inl"
+#else
+#include "groups_by_float.inl"
+#endif
+MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -50,7 +56,7 @@ MOE_QUICK_END
 #define MOE_FORMAT_UPPER 0
 MOE_QUICK_WIDE_BEGIN
 #include "format.inl"
-#include "groups.inl"
+#include "groups_by_float.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
@@ -71,6 +77,8 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #endif
+
+#include "words.inl"
 
 #define MOE_CODES_BITS 4
 #define MOE_SCALED MOE_K(scaled_e2m1)

@@ -28,46 +28,10 @@ MOE_FN void MOE_KF(store_rows)(void *dst, int64_t stride, const int32_t *index, 
     MOE_KF(store_one)(index ? (char *)dst + index[i] * stride : row, src, n);
 }
 
-/* Magnitudes of a vector's bytes, one in each lane or, of 16 bits, two; the larger of two such; the largest of several
-   vectors'. */
-MOE_INLINE MOE_V(i) MOE_KF(magnitudes)(const char *from) {
-  return sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(andi)(MOE_V(load2x16)(from), MOE_V(set1i)(0x7fff7fffu))
-                                      : MOE_V(andi)(MOE_V(loadi)(from), MOE_V(set1i)(0x7fffffffu));
-}
-MOE_INLINE MOE_V(i) MOE_KF(larger)(MOE_V(i) a, MOE_V(i) b) {
-  return sizeof(MOE_FORMAT_TYPE) == 2 ? MOE_V(max2x16)(a, b) : MOE_V(maxi)(a, b);
-}
-MOE_INLINE MOE_V(i) MOE_KF(largest)(const char *from, int64_t vectors) {
-  enum { step = 4 * MOE_W, some = 4 };
-  MOE_V(i) most = MOE_V(set1i)(0u);
-  int64_t i = 0;
-  for (; i + some <= vectors; i += some, from += some * step) {
-    MOE_UNROLL
-    for (int j = 0; j < some; j++) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from + j * step));
-  }
-  for (; i < vectors; i++, from += step) most = MOE_KF(larger)(most, MOE_KF(magnitudes)(from));
-  return most;
-}
-
-/* A lane's one or the larger of its two, as a float's bits. */
-MOE_INLINE MOE_V(i) MOE_KF(largest_bits)(MOE_V(i) most) {
-  MOE_V(f) even, odd;
-  uint16_t half[2 * MOE_W];
-  if (sizeof(MOE_FORMAT_TYPE) != 2) return most;
-  MOE_V(store2x16)(half, MOE_V(max2x16)(most, MOE_V(srli)(most, 16)));
-  MOE_VF(load2)(half, &even, &odd);
-  return MOE_V(casti)(even);
-}
-
 MOE_FN uint32_t MOE_KF(magnitude)(const void *x, int64_t n) {
-  const char *from = (const char *)x;
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), in_vector = 4 * MOE_W / size, vectors = n / in_vector;
-  MOE_V(i) most = MOE_KF(largest_bits)(MOE_KF(largest)(from, vectors));
-  for (int64_t i = vectors * in_vector; i < n; i += MOE_W) {
-    const MOE_V(f) v = n - i >= MOE_W ? MOE_VF(load)(from + i * size) : MOE_VF(loadn)(from + i * size, n - i);
-    most = MOE_V(maxi)(most, MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x7fffffffu)));
-  }
-  return MOE_V(topi)(most);
+  if (sizeof(MOE_FORMAT_TYPE) == 4) return MOE_V(topi)(MOE_K(largest)((const char *)x, n, 4));
+  uint16_t most[2] = {(uint16_t)MOE_K(largest_half)(x, n), 0};
+  return MOE_V(topi)(MOE_V(casti)(MOE_VF(loadn)((const char *)most, 1)));
 }
 
 /* Whole rows of `vectors` vectors each, the loop over them unrolled. */

@@ -26,15 +26,19 @@ MOE_INLINE void MOE_K(glu_forward_row)(const moe_glu_ *glu, const moe_glu_rows_ 
     if (rows->up_bias) u = MOE_V(add)(u, MOE_V(load)(rows->up_bias + i));
     u = MOE_K(clamp)(u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
     MOE_V(store)(rows->up + at, u);
-    MOE_V(f) g = u;
     if (!glu->skip_gate) {
-      g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
+      MOE_V(f) g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
       if (rows->gate_bias) g = MOE_V(add)(g, MOE_V(load)(rows->gate_bias + i));
       g = MOE_K(clamp)(g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
       MOE_V(store)(rows->gate + at, g);
     }
-    MOE_V(f) m = MOE_K(activation)(glu->activation, glu->alpha, g).f;
-    if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(u, MOE_V(set1)(glu->up_offset)));
+  }
+  float f[MOE_PANEL];
+  MOE_K(activations)(glu, (glu->skip_gate ? rows->up : rows->gate) + r * MOE_PANEL, rows->n, f, NULL);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t at = r * MOE_PANEL + i;
+    MOE_V(f) m = MOE_V(load)(f + i);
+    if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(MOE_V(load)(rows->up + at), MOE_V(set1)(glu->up_offset)));
     MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
   }
 }
@@ -42,22 +46,23 @@ MOE_INLINE void MOE_K(glu_forward_row)(const moe_glu_ *glu, const moe_glu_rows_ 
 /* Columns at or beyond n take part in no sum: their dm is read as zero. */
 MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
   const uint32_t on = glu->clamp;
-  float lanes[MOE_LANES] = {0};
+  float lanes[MOE_LANES] = {0}, f[MOE_PANEL], df[MOE_PANEL];
   const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  MOE_K(activations)(glu, (glu->skip_gate ? rows->up : rows->gate) + r * MOE_PANEL, rows->n, f, df);
   for (int64_t i = 0; i < rows->n; i += MOE_W) {
     const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_PANEL + i;
     MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale), m;
     const MOE_V(f) u = MOE_V(loadn)(rows->up + at, left), g = glu->skip_gate ? u : MOE_V(loadn)(rows->gate + at, left);
-    const MOE_K(act) a = MOE_K(activation)(glu->activation, glu->alpha, g);
+    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i);
     if (glu->skip_gate) {
-      m = a.f;
-      MOE_V(f) du = MOE_V(mul)(dm, a.df);
+      m = a;
+      MOE_V(f) du = MOE_V(mul)(dm, slope);
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
       MOE_V(store)(rows->dup + at, du);
     } else {
       const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
-      m = MOE_V(mul)(a.f, v);
-      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), a.df), du = MOE_V(mul)(dm, a.f);
+      m = MOE_V(mul)(a, v);
+      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope), du = MOE_V(mul)(dm, a);
       dg = MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
       MOE_V(store)(rows->dgate + at, dg);
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
@@ -70,7 +75,6 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   return moe_reduce_lanes_(lanes);
 }
 
-/* The activation is chosen inside the loops: a well-predicted jump costs less than their copies. */
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   for (int64_t r = 0; r < rows->rows; r++) MOE_K(glu_forward_row)(glu, rows, r);
 }
@@ -80,10 +84,14 @@ MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) 
 }
 
 MOE_FN void MOE_K(activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n) {
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_K(act) a = MOE_K(activation)(glu->activation, glu->alpha, MOE_V(loadn)(x + i, left));
-    if (y) MOE_V(storen)(y + i, MOE_V(canon)(a.f), left);
-    if (dy) MOE_V(storen)(dy + i, MOE_V(canon)(a.df), left);
+  float f[MOE_PANEL], df[MOE_PANEL];
+  for (int64_t from = 0; from < n; from += MOE_PANEL) {
+    const int64_t to = moe_min_(n, from + MOE_PANEL);
+    MOE_K(activations)(glu, x + from, to - from, f, df);
+    for (int64_t i = from; i < to; i += MOE_W) {
+      const int64_t left = moe_min_(to - i, MOE_W);
+      if (y) MOE_V(storen)(y + i, MOE_V(canon)(MOE_V(load)(f + i - from)), left);
+      if (dy) MOE_V(storen)(dy + i, MOE_V(canon)(MOE_V(load)(df + i - from)), left);
+    }
   }
 }

@@ -1,5 +1,6 @@
 /* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours
-   lie in the same lane of two vectors, as two bf16 do in a word. Included for each format. */
+   lie in the same lane of two vectors, as two bf16 do in a word. Included for f32 and, where there are vectors, for
+   bf16; other formats go through float (groups_by_float.inl). */
 
 /* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
@@ -29,19 +30,18 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
 
 /* The groups' magnitudes; of what is left of a vector, 0. */
 MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int64_t groups) {
-  const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE);
   int64_t g = 0;
-  if (MOE_W > 1 && size == 64) {
+  if (MOE_FORMAT_UPPER) {
     MOE_K(halves_largest)(amax, from, groups);
-    for (; g < groups; g += MOE_W) MOE_V(storei)(amax + g, MOE_KF(largest_bits)(MOE_V(loadi)(amax + g)));
+    for (; g < groups; g += MOE_W) {
+      const MOE_V(i) two = MOE_V(loadi)(amax + g);
+      MOE_V(storei)(amax + g, MOE_V(slli)(MOE_V(max2x16)(two, MOE_V(srli)(two, 16)), 16));
+    }
     return;
   }
-  for (; g < groups; g++)
-    amax[g] = MOE_V(topi)(MOE_KF(largest_bits)(MOE_KF(largest)(from + g * size, size / (4 * MOE_W))));
+  for (; g < groups; g++) amax[g] = MOE_V(topi)(MOE_K(largest)(from + 128 * g, 32, 4));
   for (; g % MOE_W != 0; g++) amax[g] = 0;
 }
-
-enum { MOE_KF(halves_here) = MOE_FORMAT_UPPER && MOE_W > 1 };
 
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers, const moe_fetch_ *fetch) {
@@ -52,16 +52,16 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   moe_some_groups_ some;
   moe_octave_ octave;
   /* Fewer groups do not pay for an octave. */
-  const int scaled = MOE_KF(halves_here) && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(octave_of)(&octave, &q);
-  const int halves = scaled || (MOE_KF(halves_here) && scales && !q.away);
+  const int scaled = MOE_FORMAT_UPPER && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(octave_of)(&octave, &q);
+  const int halves = scaled || (MOE_FORMAT_UPPER && scales && !q.away);
   for (int64_t at = 0, count; at < groups; at += count) {
     count = q.known ? groups : moe_min_(MOE_GROUPS_SOME_, groups - at);
     uint32_t amax[MOE_GROUPS_SOME_];
     if (!q.known) MOE_KF(groups_magnitudes)(amax, from, count);
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
-      if (MOE_KF(halves_here) && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q, &ahead);
-      else if (MOE_KF(halves_here) && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q, &ahead);
+      if (MOE_FORMAT_UPPER && scaled) g = MOE_K(halves_scaled)(codes, from, &octave, g, n, &q, &ahead);
+      else if (MOE_FORMAT_UPPER && halves) g = MOE_K(quantize_halves)(codes, from, &some, g, n, &q, &ahead);
       end = halves ? moe_min_(n, g + 1) : n;
       g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q, &ahead);
       if (g < end) return at + g;

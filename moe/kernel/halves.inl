@@ -229,6 +229,12 @@ MOE_INLINE void MOE_K(halves_of_fp8)(char *to, const uint8_t *codes, uint32_t ze
   }
 }
 
+/* With others, of either fraction: much code for what is rare. */
+MOE_FN __attribute__((noinline)) void MOE_K(halves_of_others)(char *to, const uint8_t *codes, uint32_t zero,
+                                                              const moe_octave_ *octave, const moe_numbers_ *q) {
+  MOE_K(halves_of_fp8)(to, codes, zero, octave, q->format.fraction, 1, q);
+}
+
 /* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
    returns how many. They are looked at in fours, for codes that are no normal numbers. */
 MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
@@ -244,7 +250,7 @@ MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const 
     if (g % 4 == 0) others = groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format);
     __builtin_prefetch(codes + 32 * (g + q->ahead));
     __builtin_prefetch(to + 64 * (g + q->ahead_to), 1);
-    if (others) MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, zero, octave, fraction, 1, q);
+    if (others) MOE_K(halves_of_others)(to + 64 * g, codes + 32 * g, zero, octave, q);
     else MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, zero, octave, fraction, 0, q);
   }
   return g;

@@ -94,52 +94,14 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
   }
 }
 
-/* W words of each of W columns, of which `left` codes and `n` columns are there, as if they lay side by side. */
-MOE_FN void MOE_KC(copy_columns)(uint8_t *to, const moe_codes_ *c, const uint8_t *column, int64_t left, int64_t n) {
-  enum { run = 4 * MOE_CODES_BITS };
-  const int64_t bytes = moe_min_(4 * MOE_W, (left * MOE_CODES_BITS + 7) / 8);
-  memset(to, 0, 4 * MOE_W * MOE_W);
-  for (int64_t i = 0; i < moe_min_(n, MOE_W); i++, column += c->stride, to += 4 * MOE_W)
-    for (int64_t b = 0; b < bytes; b += run)
-      memcpy(to + b, column + b / run * c->group, (size_t)moe_min_(run, bytes - b));
-}
-
 /* Where the first code of word w of a column belongs; the next is `odd` further on, and the pair after these `pair`. */
 MOE_INLINE int64_t MOE_KC(word_k)(int split, int64_t w) {
   return split ? w / 4 * 32 + w % 4 * 4 : w * (32 / MOE_CODES_BITS);
 }
 
-/* The scale bytes, in order, of up to four groups from g on for every lane's column; 1 for what is not there. */
-MOE_INLINE MOE_V(i) MOE_KC(scale_words)(const moe_codes_ *c, int64_t col, int64_t g, int64_t groups) {
-  const int64_t n = moe_min_(MOE_W, c->n - col), last = (c->k + 31) / 32 - 4;
-  const uint32_t mask = groups < 4 ? (1u << 8 * groups) - 1u : ~0u;
-  uint32_t word[MOE_W];
-  if (!c->scale) return MOE_V(set1i)(0x7f7f7f7fu);
-  const uint8_t *scale = c->scale + col * c->scale_stride;
-  if (MOE_W > 1 && n == MOE_W && last >= 0 && c->scale_group == 1) { /* four bytes of a column are read */
-    const int64_t from = moe_min_(g, last);
-    const MOE_V(i) bytes = MOE_V(srli)(MOE_V(gather)(scale + from, c->scale_stride), (int)(8 * (g - from)));
-    return MOE_V(ori)(MOE_V(andi)(bytes, MOE_V(set1i)(mask)), MOE_V(set1i)(0x7f7f7f7fu & ~mask));
-  }
-  scale += g * c->scale_group;
-  for (int64_t i = 0; i < MOE_W; i++, scale += c->scale_stride) {
-    word[i] = 0x7f7f7f7fu;
-    for (int64_t b = 0; b < groups && i < n; b++) word[i] ^= (0x7fu ^ (uint32_t)scale[b * c->scale_group]) << (8 * b);
-  }
-  return MOE_V(loadi)(word);
-}
-
 /* The scale bytes of word w. */
 MOE_INLINE MOE_V(i) MOE_KC(word_scale)(MOE_V(i) scales, int64_t w) {
   return MOE_V(andi)(MOE_V(srli)(scales, (int)(w / MOE_CODES_BITS * 8)), MOE_V(set1i)(255u));
-}
-
-/* Whether not all of them are plain. */
-MOE_INLINE int MOE_KC(scales_special)(MOE_V(i) scales) {
-  const MOE_V(i) upper = MOE_V(andi)(MOE_V(srli)(scales, 4), MOE_V(set1i)(0x0f0f0f0fu)); /* 0 or 15? */
-  const MOE_V(i) plain = MOE_V(andi)(MOE_V(addi)(upper, MOE_V(set1i)(0x01010101u)), MOE_V(set1i)(0x0e0e0e0eu));
-  const MOE_V(i) top = MOE_V(andi)(MOE_V(addi)(plain, MOE_V(set1i)(0x7f7f7f7fu)), MOE_V(set1i)(0x80808080u));
-  return MOE_V(anyi)(MOE_V(subi)(MOE_V(set1i)(0x80808080u), top));
 }
 
 /* W columns of a panel from W words of each: all codes are there, and codes and scales plain. */
@@ -178,35 +140,13 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) *words, const moe_element_fo
 
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
 
-/* Words of W columns from code `at` on, transposed, and their scales. Returns whether some are not there, or a scale
-   wants the general way. */
-MOE_FN int MOE_KC(load_words)(const moe_codes_ *c, int64_t col, int64_t at, MOE_V(i) *words, MOE_V(i) *scales) {
-  const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * MOE_CODES_BITS / 8 + col * c->stride;
-  const int64_t end = moe_min_(c->k, at + MOE_KC(codes));
-  int64_t stride = c->stride;
-  uint8_t columns[4 * MOE_W * MOE_W];
-  MOE_V(i) square[MOE_W];
-  if (col + MOE_W > c->n || at + MOE_KC(codes) > c->k || c->group != 4 * MOE_CODES_BITS) {
-    MOE_KC(copy_columns)(columns, c, first, c->k - at, c->n - col);
-    first = columns, stride = 4 * MOE_W;
-  }
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++, first += stride)
-    square[i] = MOE_W > 1 ? MOE_V(loadi)(first) : MOE_V(gather)(first, 0);
-  MOE_V(transpose)(square);
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++) words[i] = square[i];
-  *scales = MOE_KC(scale_words)(c, col, at / 32, (end + 31) / 32 - at / 32);
-  return MOE_W == 1 || at + MOE_KC(codes) > c->k || MOE_KC(scales_special)(*scales);
-}
-
 MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
   const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
   for (int64_t col = 0; col < c->width; col += MOE_W) {
     float *p = panel + c->col + col;
     for (int64_t at = 0; at < c->k; at += MOE_KC(codes)) {
       MOE_V(i) words[MOE_W], scales;
-      if (MOE_KC(load_words)(c, col, at, words, &scales) || MOE_KC(codes_special)(words, &format))
+      if (MOE_K(load_words)(c, col, at, words, &scales) || MOE_KC(codes_special)(words, &format))
         MOE_KC(pack_words)(p, c, words, scales, at * MOE_CODES_BITS / 32, &format);
       else
         MOE_KC(pack_plain_words)(p + at * MOE_PANEL, c, words, scales, &format);

@@ -94,6 +94,31 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
   }
 }
 
+/* The larger of two vectors' lanes or, of elements of two bytes, half lanes; the largest magnitudes of n elements. */
+MOE_INLINE MOE_V(i) MOE_K(larger)(MOE_V(i) most, const char *from, int size) {
+  return size == 2 ? MOE_V(max2x16)(most, MOE_V(andi)(MOE_V(load2x16)(from), MOE_V(set1i)(0x7fff7fffu)))
+                   : MOE_V(maxi)(most, MOE_V(andi)(MOE_V(loadi)(from), MOE_V(set1i)(0x7fffffffu)));
+}
+MOE_INLINE MOE_V(i) MOE_K(largest)(const char *from, int64_t n, int size) {
+  enum { step = 4 * MOE_W, some = 4 };
+  MOE_V(i) most = MOE_V(set1i)(0u);
+  char few[step] = {0};
+  int64_t left = n * size;
+  if (left < step) return memcpy(few, from, (size_t)left), MOE_K(larger)(most, few, size);
+  for (; left >= some * step; left -= some * step, from += some * step) {
+    MOE_UNROLL
+    for (int j = 0; j < some; j++) most = MOE_K(larger)(most, from + j * step, size);
+  }
+  for (; left >= step; left -= step, from += step) most = MOE_K(larger)(most, from, size);
+  return left > 0 ? MOE_K(larger)(most, from + left - step, size) : most; /* some of them again */
+}
+
+/* Of elements of two bytes, as bits. */
+MOE_FN uint32_t MOE_K(largest_half)(const void *x, int64_t n) {
+  const MOE_V(i) most = MOE_K(largest)((const char *)x, n, 2);
+  return MOE_V(topi)(MOE_V(andi)(MOE_V(max2x16)(most, MOE_V(srli)(most, 16)), MOE_V(set1i)(0xffffu)));
+}
+
 /* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
    written. Squares follow each other along the rows that lie further apart, which may share few places in a cache. */
 MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows,

@@ -73,7 +73,7 @@ MOE_FN int MOE_KC(stream_plain)(const moe_stream_ *s, const moe_codes_ *codes, i
     if (codes[p].split || codes[p].n < codes[p].width) return 0;
     for (int64_t col = 0; col < codes[p].width; col += MOE_W) {
       const int64_t v = (codes[p].col + col) / MOE_W;
-      if (MOE_KC(load_words)(codes + p, col, at, words[v], scales + v)) return 0;
+      if (MOE_K(load_words)(codes + p, col, at, words[v], scales + v)) return 0;
     }
   }
   for (int64_t col = 0; col < MOE_PANEL; col += MOE_KC(wide))

@@ -72,7 +72,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
   MOE_K(tile_begin)(rows, c, t->add, acc);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) own[i] = row[i];
-  for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1; p -= MOE_TILE_PAIRS) {
+  for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
     MOE_UNROLL
     for (int i = 0; i < rows; i++) MOE_OPAQUE_POINTER(own[i]);
     MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, own, at, panel, flush, acc);
