@@ -229,44 +229,58 @@ MOE_INLINE void MOE_K(halves_of_fp8)(char *to, const uint8_t *codes, uint32_t ze
   }
 }
 
-/* With others, of either fraction: much code for what is rare. */
-MOE_FN __attribute__((noinline)) void MOE_K(halves_of_others)(char *to, const uint8_t *codes, uint32_t zero,
-                                                              const moe_octave_ *octave, const moe_numbers_ *q) {
-  MOE_K(halves_of_fp8)(to, codes, zero, octave, q->format.fraction, 1, q);
-}
-
 /* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
-   returns how many. They are looked at in fours, for codes that are no normal numbers. */
+   returns how many. They are looked at in fours, for codes that are no normal numbers: up to the first four that hold
+   some or, with `others`, none. Less than four count as such. */
 MOE_INLINE int64_t MOE_K(halves_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                          int64_t groups, const moe_octave_ *octave, int fraction,
+                                          int64_t groups, const moe_octave_ *octave, int fraction, int others,
                                           const moe_numbers_ *q) {
   const uint32_t unscaled = (q->format.rebias >> q->format.shift) - (127u << fraction);
-  int others = 0;
   int64_t g = 0;
   for (; g < groups; g++) {
     if (scales) scale = scales[g];
     if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale)) break;
-    const uint32_t zero = unscaled + (scale << fraction);
-    if (g % 4 == 0) others = groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format);
+    if (g % 4 == 0 && (groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format)) != others) break;
     __builtin_prefetch(codes + 32 * (g + q->ahead));
     __builtin_prefetch(to + 64 * (g + q->ahead_to), 1);
-    if (others) MOE_K(halves_of_others)(to + 64 * g, codes + 32 * g, zero, octave, q);
-    else MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, zero, octave, fraction, 0, q);
+    MOE_K(halves_of_fp8)(to + 64 * g, codes + 32 * g, unscaled + (scale << fraction), octave, fraction, others, q);
   }
   return g;
+}
+
+/* With others, of either fraction: long code for what is rare. */
+MOE_FN __attribute__((noinline)) int64_t MOE_K(halves_from_others)(char *to, const uint8_t *codes,
+                                                                   const uint8_t *scales, uint32_t scale,
+                                                                   int64_t groups, const moe_octave_ *octave,
+                                                                   const moe_numbers_ *q) {
+  return MOE_K(halves_from_fp8)(to, codes, scales, scale, groups, octave, q->format.fraction, 1, q);
+}
+
+/* With and without in turn. */
+MOE_INLINE int64_t MOE_K(halves_from_either)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                             int64_t groups, const moe_octave_ *octave, const moe_numbers_ *q) {
+  const int fraction = q->format.fraction;
+  if (fraction != 2 && fraction != 3) return 0;
+  for (int64_t g = 0, others;; g += others) {
+    const uint8_t *bytes = scales ? scales + g : NULL;
+    if (fraction == 2)
+      g += MOE_K(halves_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 2, 0, q);
+    else
+      g += MOE_K(halves_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 3, 0, q);
+    bytes = scales ? scales + g : NULL;
+    others = MOE_K(halves_from_others)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, q);
+    if (others == 0) return g;
+  }
 }
 
 /* Groups of codes to bf16, up to the first that is not for here; returns how many. */
 MOE_FN int64_t MOE_K(halves_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                   const moe_numbers_ *q) {
-  const int fraction = q->format.fraction;
   if (!q->wide) return MOE_K(halves_from_e2m1)(to, codes, scales, groups, q);
-  if (scales && fraction == 2) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, NULL, 2, q);
-  if (scales && fraction == 3) return MOE_K(halves_from_fp8)(to, codes, scales, 0, groups, NULL, 3, q);
+  if (scales) return MOE_K(halves_from_either)(to, codes, scales, 0, groups, NULL, q);
   /* Of the factor; one more, as fractions carry into it. */
   const uint32_t scale = moe_casti_scalar(q->factor) >> 23;
-  if (scales || scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)) return 0;
+  if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)) return 0;
   const moe_octave_ octave = MOE_K(octave_back)(q);
-  if (fraction == 2) return MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, &octave, 2, q);
-  return fraction == 3 ? MOE_K(halves_from_fp8)(to, codes, NULL, scale, groups, &octave, 3, q) : 0;
+  return MOE_K(halves_from_either)(to, codes, NULL, scale, groups, &octave, q);
 }
