@@ -69,6 +69,16 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
   }
 }
 
+/* Up to MOE_GROUPS_SOME_ groups of 32 codes by way of bf16; returns how many that was for. */
+MOE_INLINE int64_t MOE_KF(from_halves)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                       const moe_numbers_ *q) {
+  moe_bf16 halves[MOE_GROUPS_SOME_ * 32];
+  const int64_t n = MOE_K(halves_back)((char *)halves, codes, scales, groups, q);
+  for (int64_t i = 0; i < 32 * n; i += MOE_W, to += MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE))
+    MOE_VF(store)(to, MOE_V(load_bf16)(halves + i));
+  return n;
+}
+
 #if MOE_BF16_BY_MODE
 /* A stream's next vectors, row by row (see tile.inl), from `src` on; whether that was done. */
 MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {

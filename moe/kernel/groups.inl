@@ -108,19 +108,15 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
   return g;
 }
 
-/* Groups to bf16 and, as it holds every element under a scale byte, from there to the others. Returns how many were for
-   here. */
+/* Groups to bf16 or, from there, to f32. Returns how many were for here. */
 MOE_INLINE int64_t MOE_KF(dequantize_halves)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                              const moe_numbers_ *q) {
   const int64_t step = q->wide ? 32 : 16;
-  moe_bf16 halves[MOE_GROUPS_SOME_ * 32];
   if (MOE_FORMAT_UPPER) return MOE_K(halves_back)(to, codes, scales, groups, q);
-  for (int64_t g = 0; g < groups; g += MOE_GROUPS_SOME_) {
-    const int64_t some = moe_min_(MOE_GROUPS_SOME_, groups - g);
-    const int64_t n = MOE_K(halves_back)((char *)halves, codes + step * g, scales + g, some, q);
-    for (int64_t i = 0; i < 32 * n; i += MOE_W, to += MOE_W * (int64_t)sizeof(MOE_FORMAT_TYPE))
-      MOE_VF(store)(to, MOE_V(load_bf16)(halves + i));
-    if (n < some) return g + n;
+  for (int64_t g = 0, n, done; g < groups; g += n, to += n * 128) {
+    n = moe_min_(MOE_GROUPS_SOME_, groups - g);
+    done = MOE_KF(from_halves)(to, codes + step * g, scales + g, n, q);
+    if (done < n) return g + done;
   }
   return groups;
 }

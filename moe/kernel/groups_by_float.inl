@@ -18,6 +18,7 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   return groups;
 }
 
+/* What bf16 holds goes through that: half as much. */
 MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                          const moe_numbers_ *numbers) {
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = numbers->wide ? 32 : 16;
@@ -25,13 +26,17 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
   char *to = (char *)x;
   float floats[MOE_GROUPS_SOME_ * 32];
   q.ahead_to = 0;
-  for (int64_t g = 0, n, done; g < groups; g += n) {
+  for (int64_t g = 0, n, done; g < groups; g += n, to += n * size) {
     n = moe_min_(MOE_GROUPS_SOME_, groups - g);
     for (int64_t line = 0; line < n * size; line += 64)
-      __builtin_prefetch(to + (g + numbers->ahead_to) * size + line, 1);
-    done = MOE_K(dequantize_groups_f32)(floats, codes + g * step, scales ? scales + g : NULL, n, &q);
-    MOE_KF(store_one)(to + g * size, floats, done * 32);
-    if (done < n) return g + done;
+      __builtin_prefetch(to + numbers->ahead_to * size + line, 1);
+    done = MOE_W > 1 && scales ? MOE_KF(from_halves)(to, codes + g * step, scales + g, n, &q) : 0;
+    for (int64_t more; done < n; done += more) {
+      const uint8_t *bytes = scales ? scales + g + done : NULL;
+      more = MOE_K(dequantize_groups_f32)(floats, codes + (g + done) * step, bytes, n - done, &q);
+      MOE_KF(store_one)(to + done * size, floats, more * 32);
+      if (more == 0) return g + done;
+    }
   }
   return groups;
 }
