@@ -12,12 +12,13 @@ MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k
 }
 
 /* stream_deep rows of stream_wide columns. */
-MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
+MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c,
+                                     moe_fetch_at_ *ahead) {
   MOE_V(f) b[MOE_STREAM_VECTORS];
   const int plain = MOE_KF(stream_load)(s, src, b);
   for (int q = 0; q < MOE_K(stream_deep); q++)
     for (int64_t i = 0; i < MOE_K(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
-      __builtin_prefetch(src + q * s->stride + s->ahead + i);
+      moe_fetch_next_(ahead);
   if (plain) MOE_K(stream_products)(s, MOE_K(stream_deep) / 2, MOE_K(stream_vectors), MOE_K(stream_deep), b, x, c);
   else MOE_KF(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
 }
@@ -26,12 +27,14 @@ MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   const int64_t width = MOE_PANEL / s->parts;
   for (int64_t from = MOE_KF(stream_few)(s); from < s->k; from += deep)
-    for (int64_t part = 0; part < s->parts; part++)
+    for (int64_t part = 0; part < s->parts; part++) {
+      moe_fetch_at_ ahead = moe_stream_fetch_(s, part, from, s->n * size);
       for (int64_t j = 0; j < s->n; j += wide) {
         const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
         const char *src = s->base[part] + from * s->stride + j * size;
         float *c = s->c + j / width * s->c_stride + part * width + j % width;
-        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c);
+        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c, &ahead);
         else MOE_KF(stream_rest)(s, src, k, n, s->x + from, c);
       }
+    }
 }

@@ -197,6 +197,14 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
+/* Beside rows of a part from `from` on, of `bytes` each: what lies `ahead` of them, line by line, in the order it lies
+   in. Into the second-level cache, which takes more at a time than the first. */
+MOE_INLINE moe_fetch_at_ moe_stream_fetch_(const moe_stream_ *s, int64_t part, int64_t from, int64_t bytes) {
+  const int64_t lines = moe_max_(1, bytes / 64);
+  const moe_fetch_ fetch = {s->base[part] + from * s->stride + s->ahead, lines, 64, s->stride - 64 * lines};
+  return moe_fetch_begin_(&fetch);
+}
+
 /* A scale byte with which no normal element under- or overflows. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
