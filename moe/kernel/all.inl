@@ -119,7 +119,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #if MOE_BF16_BY_MODE
 #define MOE_STREAM_KERNELS_(name, type, NAME)                             \
   t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA); \
-  t->pack_tile[MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
+  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
 #endif

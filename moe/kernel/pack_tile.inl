@@ -5,7 +5,7 @@
 MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS], b[MOE_TILE_VECTORS];
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride;
-  float *panel = t->packed + col;
+  float *panel = (float *)t->packed + col;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
   const char *row[MOE_TILE_ROWS]; /* of its own: nothing that is stored can change them */

@@ -50,11 +50,8 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 }
 
 /* One pair of k. */
-MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const uint32_t *panel,
+MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const MOE_V(i) *b,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
-  MOE_V(i) b[MOE_PANEL / MOE_W];
-  MOE_UNROLL
-  for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row[i] + at));
@@ -70,8 +67,11 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   int64_t at = 0;
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
-    moe_tile_fetch_(&lines, MOE_PIECE_BYTES / 2);
-    MOE_K(tile_pair)(rows, t->row, at, panel, acc);
+    MOE_V(i) b[MOE_PANEL / MOE_W];
+    moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
+    MOE_K(tile_pair)(rows, t->row, at, b, acc);
   }
   MOE_V(tile_end)(rows, t->c, acc);
 }
@@ -87,11 +87,38 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+/* Like pack_tile.inl. */
+MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  const int64_t stride = t->stride;
+  uint32_t *panel = (uint32_t *)t->packed;
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  const char *src[2] = {t->base[0], t->base[1]}, *row[MOE_TILE_ROWS];
+  int64_t at = 0;
+  memcpy(row, t->row, sizeof row);
+  MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
+  for (int64_t p = t->k / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
+    MOE_V(i) b[MOE_PANEL / MOE_W];
+    moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
+      const char *even = src[j * MOE_W / (MOE_PANEL / 2)] + j * MOE_W % (MOE_PANEL / 2) * 2;
+      b[j] = MOE_K(join)(MOE_V(loadu16)(even), MOE_V(loadu16)(even + stride));
+      MOE_V(storei)(panel + j * MOE_W, b[j]);
+    }
+    MOE_K(tile_pair)(MOE_TILE_ROWS, row, at, b, acc);
+    src[0] += 2 * stride;
+    src[1] += 2 * stride;
+  }
+  MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+}
+
 /* Everything else is the vocabulary's table. */
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
+  t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
 }

@@ -96,7 +96,7 @@ MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, moe_piece_at_ *piece) {
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
 MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece) {
-  if (!m->kernels->pack_tile[one->dtype] || m->kernels->panel[m->product] != MOE_PANEL_F32) return 0;
+  if (!m->kernels->pack_tile[m->kernels->panel[m->product]][one->dtype]) return 0;
   return !one->panel && !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
          m->left->rows >= MOE_TILE_ROWS;
 }
@@ -107,7 +107,7 @@ MOE_FN void moe_tile_source_(const moe_right_ *one, const moe_piece_at_ *piece, 
   tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride
                                   : tile->base[0] + MOE_PANEL / 2 * moe_dtype_bytes_(one->dtype);
   tile->stride = one->stride;
-  tile->packed = (float *)(void *)packed;
+  tile->packed = packed;
 }
 
 /* All rows times panel p. */
@@ -123,7 +123,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   tile.panel = one.panel ? one.panel + moe_panel_bytes_(kind, piece->from) : m->piece;
   tile.add = piece->from > 0;
   if (moe_packs_in_tile_(m, &one, piece)) {
-    multiply = m->kernels->pack_tile[one.dtype];
+    multiply = m->kernels->pack_tile[kind][one.dtype];
     moe_tile_source_(&one, piece, m->piece, &tile);
   } else if (!one.panel) {
     moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);

@@ -145,18 +145,18 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's elements lie side by side, of the panel's type. For every `fetch_pairs` pairs (the table's) a
-   line of `fetch` is fetched into the second-level cache; if that is every pair, also into the first a line from `soon`
-   on and a share of the products behind c, which the next tile adds to. */
+   line of `fetch` is fetched into the second-level cache; if that is every pair, also into the first a share of the next
+   tile's rows, which lie from `soon` on, and of the products behind c, which it adds to. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, k;
   const void *panel;
   float *c;
   int add; /* 0: c starts at +0 */
-  /* For pack_tile, which makes an f32 panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride. */
+  /* For pack_tile, which makes the panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride. */
   const char *base[2];
   int64_t stride;
-  float *packed;
+  void *packed;
   moe_fetch_ fetch;
   const char *soon;
 } moe_tile_;
@@ -174,13 +174,13 @@ MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
   return lines;
 }
 
-/* All of one pair's, where pieces have `k` elements. */
-MOE_INLINE void moe_tile_fetch_(moe_tile_lines_ *lines, int64_t k) {
+/* All of one pair's, which is `size` bytes of each row's piece. */
+MOE_INLINE void moe_tile_fetch_(moe_tile_lines_ *lines, int64_t size, int64_t piece) {
   moe_fetch_next_(&lines->fetch);
   __builtin_prefetch(lines->soon, 0, 3);
-  lines->soon += 64;
+  lines->soon += MOE_TILE_ROWS * size;
   __builtin_prefetch(lines->next, 0, 3);
-  lines->next += MOE_TILE_ROWS * MOE_PANEL * 4 / (k / 2);
+  lines->next += MOE_TILE_ROWS * MOE_PANEL * 4 / (piece / size);
 }
 
 /* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n
@@ -250,7 +250,7 @@ typedef struct moe_kernels {
                             const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_tile_fn_ pack_tile[MOE_DTYPE_COUNT_];                       /* or NULL; MOE_TILE_ROWS rows, an even k */
+  moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];     /* or NULL; MOE_TILE_ROWS rows, an even k */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
   void (*unpair_panel)(float *panel, const void *pairs, int64_t k); /* back; or NULL */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */

@@ -29,7 +29,7 @@ MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, moe_tile_lines_ *lin
   for (int64_t p = (t->k + 1) / 2; p > 0 && parts > 1; p -= parts * parts) moe_fetch_next_(&lines->fetch);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
-  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, MOE_PIECE_BYTES / 4);
+  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, 8, MOE_PIECE_BYTES);
 }
 
 /* Adds the rows' elements at `at` times b. */
