@@ -15,6 +15,7 @@ struct storage {
   moe_quantized_weight gate_up, down;
   int packed, powers; /* powers: float scales are powers of two */
   int tiny;           /* 1: gate and up's float scales are below 2^-125, 2: down's */
+  int sunk, normal;   /* see skew_codes */
 };
 
 struct layer {
@@ -26,6 +27,18 @@ static void shrink_scales(struct quantized *q, uint64_t *rng) {
   guard_free(&q->codes), guard_free(&q->scales);
   for (int64_t i = 0; i < quantized_scale_count(q); i++) q->scale[i] = float_of((uint32_t)(test_random(rng) >> 40));
   quantized_store(q, 1);
+}
+
+/* What kernels tell apart: some scale bytes so low that most of what they scale is subnormal, and codes of normal
+   numbers only. */
+static void skew_codes(struct quantized *q, const struct storage *s, uint64_t *rng, int side) {
+  const int least = 1 << q->format->fraction_bits;
+  guard_free(&q->codes), guard_free(&q->scales);
+  for (int64_t i = 0; i < quantized_count(q) && s->normal; i++)
+    if ((q->table.code[i] & (127 >> (8 - q->format->bits))) < least) q->table.code[i] |= (uint8_t)least;
+  for (int64_t i = 0; i < quantized_groups(q) && s->sunk; i++)
+    if (test_random_chance(rng, 16)) q->table.scale[i] = (uint8_t)test_random_range(rng, 0, 8);
+  quantized_store(q, side);
 }
 
 static void layer_open(struct layer *l, const struct problem_options *o, const struct storage *s, int codes_only) {
@@ -41,6 +54,8 @@ static void layer_open(struct layer *l, const struct problem_options *o, const s
   l->down.K = o->I, l->down.parts = 1, l->down.columns = o->H;
   quantized_make(&l->gate_up, &rng, low, high, s->powers, (int)(o->seed & 1));
   quantized_make(&l->down, &rng, low, high, s->powers, (int)(o->seed & 1));
+  skew_codes(&l->gate_up, s, &rng, (int)(o->seed & 1));
+  skew_codes(&l->down, s, &rng, (int)(o->seed & 1));
   if (s->tiny == 1) shrink_scales(&l->gate_up, &rng);
   if (s->tiny == 2) shrink_scales(&l->down, &rng);
   assert_true(quantized_plain(&l->gate_up, o->dtype, l->p.tensor[PT_GATE_UP_WEIGHT].data, codes_only));
@@ -165,7 +180,8 @@ static void test_mx(void **state) {
   uint64_t rng = 40 + (uint64_t)dtype;
   const int64_t rounds = 2, step = test_cases(1, 7);
   for (int64_t i = 0; i < LAYOUTS * PLACEMENTS * ELEMENTS * rounds; i += step) {
-    struct storage s = {.packed = test_random_chance(&rng, 3)};
+    struct storage s = {.packed = test_random_chance(&rng, 3), .normal = test_random_chance(&rng, 2)};
+    s.sunk = dtype != MOE_DTYPE_FP16 && test_random_chance(&rng, 3);
     s.gate_up.layout = s.down.layout = (moe_mx_layout)(i % LAYOUTS);
     s.gate_up.scales_layout = s.down.scales_layout = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
@@ -188,7 +204,7 @@ static void test_row_counts(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   for (int64_t n = 0; n < test_cases(60, 12); n++) {
     const int64_t i = n * 7 % 60;
-    struct storage s = {0};
+    struct storage s = {.normal = n % 2 == 1, .sunk = dtype != MOE_DTYPE_FP16 && n % 3 != 0};
     s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E2M1;
     if (i % 3 == 2) s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_STATIC, s.powers = 1;
     if (i % 3 == 2) s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E4M3;
@@ -291,8 +307,9 @@ static void test_scaled_backward(void **state) {
   }
 }
 
-/* Every code under every scale: an expert per scale byte, a column per code, hidden states that pick one row of K. */
-enum { PAIR_EXPERTS = 256, PAIR_H = 32 };
+/* Every code under every scale: an expert per scale byte, a column per code, hidden states that pick one row of K. As
+   weights stream past, and packed. */
+enum { PAIR_EXPERTS = 256, PAIR_H = 32, PAIR_ROWS = 33 };
 
 static void open_pairs(const struct element *f, struct quantized *q, struct quantized *down) {
   uint64_t rng = 3;
@@ -317,20 +334,21 @@ static uint32_t pair_wanted(const struct quantized *q, int64_t i, moe_dtype dtyp
   return bits;
 }
 
-static void check_pairs(const struct quantized *q, const struct quantized *down, moe_dtype dtype) {
-  static int32_t ids[PAIR_EXPERTS], experts[PAIR_EXPERTS];
+static void check_pairs(const struct quantized *q, const struct quantized *down, moe_dtype dtype, int64_t rows) {
+  static int32_t ids[PAIR_EXPERTS * PAIR_ROWS], experts[PAIR_EXPERTS];
   static uint32_t x32[PAIR_EXPERTS][PAIR_H], output[PAIR_EXPERTS][PAIR_H];
   static uint16_t x16[PAIR_EXPERTS][PAIR_H];
   const int f32 = dtype == MOE_DTYPE_F32;
-  const int64_t count = PAIR_EXPERTS * 2 * q->columns;
+  const int64_t I = q->columns, count = PAIR_EXPERTS * rows * 2 * I;
   float *checkpoint = calloc((size_t)count, 4);
-  for (int t = 0; t < PAIR_EXPERTS; t++) ids[t] = experts[t] = t, x32[t][5] = 0x3f800000u, x16[t][5] = 0x3f80u;
+  for (int t = 0; t < PAIR_EXPERTS; t++) experts[t] = t, x32[t][5] = 0x3f800000u, x16[t][5] = 0x3f80u;
+  for (int i = 0; i < PAIR_EXPERTS * rows; i++) ids[i] = (int32_t)(i / rows);
   moe_blockwise_mm_fwd_args args = {.layer = {.T = PAIR_EXPERTS,
                                               .H = PAIR_H,
-                                              .I = q->columns,
+                                              .I = I,
                                               .E = PAIR_EXPERTS,
                                               .N = PAIR_EXPERTS,
-                                              .B = 1,
+                                              .B = rows,
                                               .hidden_states = f32 ? (void *)x32 : (void *)x16,
                                               .quantized_gate_up_weight = &q->weight,
                                               .quantized_down_weight = &down->weight,
@@ -346,11 +364,14 @@ static void check_pairs(const struct quantized *q, const struct quantized *down,
                    MOE_OK);
   args.workspace = malloc(args.workspace_bytes);
   assert_int_equal((f32 ? moe_blockwise_mm_fwd_f32 : moe_blockwise_mm_fwd_bf16)(&ctx, &args), MOE_OK);
-  for (int64_t i = 0; i < count; i++)
-    if (bits_of(checkpoint[i]) != pair_wanted(q, i, dtype))
-      fail_msg("%s isa %s dtype %d: code %lld scale %lld: %08x, not %08x", q->format->name,
-               moe_isa_name(moe_isa_active()), (int)dtype, (long long)(i % q->columns),
-               (long long)(i / (2 * q->columns)), (unsigned)bits_of(checkpoint[i]), (unsigned)pair_wanted(q, i, dtype));
+  for (int64_t i = 0; i < count; i++) { /* [expert, part, I, rows] */
+    const int64_t pair = i / rows;
+    const uint32_t wanted = pair_wanted(q, pair, dtype);
+    if (bits_of(checkpoint[i]) != wanted)
+      fail_msg("%s isa %s dtype %d rows %lld: code %lld scale %lld: %08x, not %08x", q->format->name,
+               moe_isa_name(moe_isa_active()), (int)dtype, (long long)rows, (long long)(pair % I),
+               (long long)(pair / (2 * I)), (unsigned)bits_of(checkpoint[i]), (unsigned)wanted);
+  }
   free(args.workspace), free(checkpoint);
 }
 
@@ -361,8 +382,10 @@ static void test_pairs(void **state) {
     open_pairs(&elements[f], &q, &down);
     for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
       if (!test_use_isa(isa)) continue;
-      check_pairs(&q, &down, MOE_DTYPE_F32);
-      check_pairs(&q, &down, MOE_DTYPE_BF16);
+      for (int64_t rows = 1; rows <= PAIR_ROWS; rows += PAIR_ROWS - 1) {
+        check_pairs(&q, &down, MOE_DTYPE_F32, rows);
+        check_pairs(&q, &down, MOE_DTYPE_BF16, rows);
+      }
     }
     quantized_free(&q), quantized_free(&down);
   }

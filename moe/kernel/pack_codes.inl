@@ -37,6 +37,16 @@ MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n
   return MOE_V(set1i)(!scale || i >= n ? 127u : scale[i / 32]);
 }
 
+/* 32 columns of a row, all there, in the plain way. */
+MOE_INLINE void MOE_KC(plain_part)(MOE_V(f) *x, const uint8_t *row, int64_t at, uint32_t byte,
+                                   const moe_element_format_ *format) {
+  MOE_UNROLL
+  for (int64_t i = 0; i < 32; i += MOE_W) {
+    const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, at + i) : MOE_V(loadu8)(row + at + i);
+    x[i / MOE_W] = MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format);
+  }
+}
+
 /* A whole row in the plain way; 0 where that does not do. */
 MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
                                       const moe_element_format_ *format) {
@@ -44,12 +54,11 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
   if (MOE_W == 1) return 0;
   for (int64_t part = 0; part < c->width; part += 32) {
     const uint32_t byte = scale ? scale[part / 32] : 127u;
+    MOE_V(f) x[32 / MOE_W];
     if (!MOE_PLAIN_SCALE_(byte)) return 0;
+    MOE_KC(plain_part)(x, row, part, byte, format);
     MOE_UNROLL
-    for (int64_t i = 0; i < 32; i += MOE_W) {
-      const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, part + i) : MOE_V(loadu8)(row + part + i);
-      MOE_V(store)(p + part + i, MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format));
-    }
+    for (int i = 0; i < 32 / MOE_W; i++) MOE_V(store)(p + part + i * MOE_W, x[i]);
     if (MOE_CODES_BITS == 8) outside = MOE_V(ori)(outside, MOE_K(outside_fp8_row)(row + part, format));
   }
   return MOE_CODES_BITS == 4 || !MOE_K(special_fp8)(outside);

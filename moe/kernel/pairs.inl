@@ -40,13 +40,16 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   }
 }
 
+/* The upper halves of floats. */
+MOE_INLINE MOE_V(i) MOE_K(join_uppers)(MOE_V(f) even, MOE_V(f) odd) {
+  return MOE_V(mux)(MOE_V(set1i)(0xffffu), MOE_V(srli)(MOE_V(casti)(even), 16), MOE_V(casti)(odd));
+}
+
 MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
   uint32_t *p = (uint32_t *)pairs;
   for (int64_t r = 0; r < k; r += 2, p += MOE_PANEL, panel += 2 * MOE_PANEL)
-    for (int j = 0; j < MOE_PANEL; j += MOE_W) {
-      const MOE_V(i) odd = MOE_V(andi)(MOE_V(loadi)(panel + MOE_PANEL + j), MOE_V(set1i)(0xffff0000u));
-      MOE_V(storei)(p + j, MOE_V(ori)(MOE_V(srli)(MOE_V(loadi)(panel + j), 16), odd));
-    }
+    for (int j = 0; j < MOE_PANEL; j += MOE_W)
+      MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
 /* One pair of k. */
@@ -113,6 +116,18 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
+#define MOE_CODES_BITS 4
+#define MOE_PLAIN MOE_V(plain_e2m1)
+#include "pack_codes_pairs.inl"
+#undef MOE_CODES_BITS
+#undef MOE_PLAIN
+
+#define MOE_CODES_BITS 8
+#define MOE_PLAIN MOE_V(plain_fp8)
+#include "pack_codes_pairs.inl"
+#undef MOE_CODES_BITS
+#undef MOE_PLAIN
+
 /* Everything else is the vocabulary's table. */
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
@@ -121,4 +136,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
   t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
+  t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
+  t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);
+  t->pack_pairs_rows[0] = MOE_CAT(moe_pack_pairs_rows_4_, MOE_ISA);
+  t->pack_pairs_rows[1] = MOE_CAT(moe_pack_pairs_rows_8_, MOE_ISA);
 }

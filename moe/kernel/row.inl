@@ -104,7 +104,8 @@ MOE_INLINE MOE_V(i) MOE_K(largest)(const char *from, int64_t n, int size) {
   MOE_V(i) most = MOE_V(set1i)(0u);
   char few[step] = {0};
   int64_t left = n * size;
-  if (left < step) return memcpy(few, from, (size_t)left % step), MOE_K(larger)(most, few, size); /* % so that -O0 does not warn */
+  if (left < step) /* which % tells a compiler that does not optimise */
+    return memcpy(few, from, (size_t)left % step), MOE_K(larger)(most, few, size);
   for (; left >= some * step; left -= some * step, from += some * step) {
     MOE_UNROLL
     for (int j = 0; j < some; j++) most = MOE_K(larger)(most, from + j * step, size);

@@ -208,7 +208,7 @@ MOE_INLINE moe_fetch_at_ moe_stream_fetch_(const moe_stream_ *s, int64_t part, i
 /* A scale byte with which no normal element under- or overflows. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
-/* Codes that become columns [col, col+width) of k rows of an f32 panel, of which n are there; the rest becomes zero.
+/* Codes that become columns [col, col+width) of k rows of a panel, of which n are there; the rest becomes zero.
    pack_codes_rows: a row's codes lie side by side, rows `stride` bytes apart; columns share scale bytes by 32, scale
    rows scale_stride apart. pack_codes_columns: a column's codes lie side by side, columns `stride` apart, `group` bytes
    from 32 codes to the next 32; its scale bytes lie scale_group apart, columns scale_stride. scale NULL: 1. Two codes
@@ -251,7 +251,10 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];     /* or NULL; MOE_TILE_ROWS rows, an even k */
-  void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* of an f32 panel; if there are pairs */
+  /* If there are pairs: of an f32 panel, of codes. */
+  void (*pair_panel)(void *pairs, const float *panel, int64_t k);
+  void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
+  void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
   void (*unpair_panel)(float *panel, const void *pairs, int64_t k); /* back; or NULL */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */
   moe_stream_fn_ stream_fp8;                                      /* columns of codes */

@@ -125,6 +125,7 @@ MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kern
 MOE_FN moe_right_ moe_rounded_right_(const moe_rounded_ *rounded, int64_t expert, moe_right_ right) {
   if (!rounded->round->enabled) return right;
   right.unpack = moe_rounded_unpack_;
+  right.unpack_pairs = NULL;
   right.stream = NULL;
   right.format = NULL;
   right.source = rounded;

@@ -146,18 +146,22 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
   moe_fpenv_leave_(saved);
 }
 
-MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
-  const moe_quantized_ *q = p->q;
-  const moe_mx_side_ *s = &q->side;
+MOE_FN moe_codes_ moe_patch_scaled_codes_(const moe_weight_patch_ *p) {
+  const moe_mx_side_ *s = &p->q->side;
   moe_codes_ codes = moe_patch_codes_(p);
   codes.stride = s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
   codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  return codes;
+}
+
+MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
+  const moe_codes_ codes = moe_patch_scaled_codes_(p);
   if (p->across)
     p->kernels->pack_codes_columns[1](panel, &codes);
   else
     p->kernels->pack_codes_rows[1](panel, &codes);
-  if (!p->across && moe_weight_scaled_after_(q->weight)) return;
+  if (!p->across && moe_weight_scaled_after_(p->q->weight)) return;
   moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
@@ -168,45 +172,89 @@ MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
     moe_patch_pack_scaled_(p, panel);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ pairs */
+
+/* Whether codes become pairs as they are: they lie in rows or columns, and no float scale comes in between. */
+MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int across) {
+  const moe_mx_side_ *s = &q->side;
+  if (q->weight->scaling != MOE_WEIGHT_MX) return !across && moe_weight_scaled_after_(q->weight);
+  return !moe_mx_is_nki_(s->layout) && s->layout != MOE_MX_LAYOUT_GGML && s->scales == MOE_MX_SCALES_OWN;
+}
+
+MOE_FN void moe_patch_pack_pairs_(const moe_weight_patch_ *p, void *pairs) {
+  const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
+  const moe_codes_ codes = mx ? moe_patch_columns_(p, NULL) : moe_patch_scaled_codes_(p);
+  (mx != p->across ? p->kernels->pack_pairs_columns : p->kernels->pack_pairs_rows)[wide](pairs, &codes);
+}
+
 /* ------------------------------------------------------------------------------------------------------ as operands */
+
+/* The patch of a panel that is one part's columns, or elements, contracted from `from` on. */
+MOE_FN moe_weight_patch_ moe_right_patch_(const moe_right_ *right, const moe_kernels *kernels, int64_t part,
+                                          int64_t from, int64_t k) {
+  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
+  const int64_t width = moe_right_width_(right);
+  const moe_weight_patch_ patch = {
+      q, kernels, right->expert, q->part + part, right->column, right->n, from, k, part * width, width, 0};
+  return patch;
+}
+MOE_FN moe_weight_patch_ moe_right_patch_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from,
+                                                 int64_t end) {
+  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
+  const int64_t columns = q->side.columns, part = from / columns, n = moe_min_(end, (part + 1) * columns) - from;
+  const moe_weight_patch_ patch = {
+      q, kernels, right->expert, q->part + part, from % columns, n, right->column, right->n, 0, MOE_PANEL, 1};
+  return patch;
+}
 
 MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
                                   float *panel) {
-  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
-  const int64_t width = moe_right_width_(right);
   for (int64_t part = 0; part < right->parts; part++) {
-    const moe_weight_patch_ patch = {
-        q, kernels, right->expert, q->part + part, right->column, right->n, from, k, part * width, width, 0};
+    const moe_weight_patch_ patch = moe_right_patch_(right, kernels, part, from, k);
     moe_patch_pack_(&patch, panel);
   }
   if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
 }
 
+MOE_FN int moe_quantized_unpack_pairs_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
+                                       void *pairs) {
+  for (int64_t part = 0; part < right->parts; part++) {
+    const moe_weight_patch_ patch = moe_right_patch_(right, kernels, part, from, k);
+    moe_patch_pack_pairs_(&patch, pairs);
+  }
+  return 1;
+}
+
 /* The contraction may pass from one part to the next within a piece. */
 MOE_FN void moe_quantized_unpack_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
                                          float *panel) {
-  const moe_quantized_ *q = (const moe_quantized_ *)right->source;
-  const int64_t columns = q->side.columns;
   for (int64_t at = from, n; at < from + k; at += n) {
-    const int64_t part = at / columns;
-    n = moe_min_(from + k - at, (part + 1) * columns - at);
-    const moe_weight_patch_ patch = {
-        q, kernels, right->expert, q->part + part, at % columns, n, right->column, right->n, 0, MOE_PANEL, 1};
+    const moe_weight_patch_ patch = moe_right_patch_across_(right, kernels, at, from + k);
+    n = patch.count;
     moe_patch_pack_(&patch, panel + (at - from) * MOE_PANEL);
   }
   if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
 }
 
+MOE_FN int moe_quantized_unpack_pairs_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from,
+                                              int64_t k, void *pairs) {
+  if (((const moe_quantized_ *)right->source)->side.columns % 2) return 0; /* a pair may be of two parts */
+  for (int64_t at = from, n; at < from + k; at += n) {
+    const moe_weight_patch_ patch = moe_right_patch_across_(right, kernels, at, from + k);
+    n = patch.count;
+    moe_patch_pack_pairs_(&patch, (char *)pairs + moe_panel_bytes_(MOE_PANEL_PAIRS, at - from));
+  }
+  return 1;
+}
+
 /* MX whose elements of K lie side by side, over all of K. */
 MOE_FN void moe_quantized_stream_(const moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream) {
   const moe_quantized_ *q = (const moe_quantized_ *)right->source;
-  const int64_t width = moe_right_width_(right);
   moe_codes_ codes[2];
   for (int64_t part = 0; part < right->parts; part++) {
-    const moe_weight_patch_ patch = {
-        q, kernels, right->expert, q->part + part, right->column, right->n, 0, right->k, part * width, width, 0};
+    const moe_weight_patch_ patch = moe_right_patch_(right, kernels, part, 0, right->k);
     codes[part] = moe_patch_columns_(&patch, NULL);
-    codes[part].ahead = width * codes[part].stride;
+    codes[part].ahead = patch.width * codes[part].stride;
   }
   stream->parts = right->parts;
   kernels->stream_codes[moe_wide_(&q->format)](stream, codes);
@@ -237,6 +285,8 @@ MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, 
   right.n = across ? q->side.K : columns;
   right.k = across ? parts * columns : q->side.K;
   right.unpack = across ? moe_quantized_unpack_across_ : moe_quantized_unpack_;
+  if (moe_quantized_as_pairs_(q, across))
+    right.unpack_pairs = across ? moe_quantized_unpack_pairs_across_ : moe_quantized_unpack_pairs_;
   if (!across && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
     right.stream = moe_quantized_stream_;
   if (!across && moe_weight_scaled_after_(q->weight)) right.format = &q->format;
