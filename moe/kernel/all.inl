@@ -4,8 +4,10 @@
    and bf16's halves). */
 
 #include "math.inl"
+MOE_QUICK_WIDE_BEGIN
 #include "activation.inl"
 #include "glu.inl"
+MOE_QUICK_END
 #include "row.inl"
 #include "tile.inl"
 #include "codes.inl"

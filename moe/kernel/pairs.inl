@@ -85,7 +85,6 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
     case 2: MOE_K(tile_pairs_rows)(2, t); break;
     case 3: MOE_K(tile_pairs_rows)(3, t); break;
     case 4: MOE_K(tile_pairs_rows)(4, t); break;
-    case 5: MOE_K(tile_pairs_rows)(5, t); break;
     default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, t); break;
   }
 }
@@ -116,6 +115,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
+MOE_QUICK_WIDE_BEGIN
 #define MOE_CODES_BITS 4
 #define MOE_PLAIN MOE_V(plain_e2m1)
 #include "pack_codes_pairs.inl"
@@ -127,6 +127,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
 #include "pack_codes_pairs.inl"
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
+MOE_QUICK_END
 
 /* Everything else is the vocabulary's table. */
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {

@@ -100,7 +100,6 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
       case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
       case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush); break;
       case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush); break;
-      case 5: MOE_K(tile_columns)(5, t, t->row, j, t->c, flush); break;
       default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush); break;
     }
   }

@@ -139,7 +139,8 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
-    for (int64_t j = 0; j < tile.rows; j++) tile.row[j] = (const char *)(x + (i + j) * MOE_XT_PIECE_);
+    for (int64_t j = 0; j < MOE_TILE_ROWS; j++)
+      tile.row[j] = (const char *)(x + moe_min_(i + j, MOE_PANEL - 1) * MOE_XT_PIECE_);
     kernels->tile[MOE_PRODUCT_F32](&tile);
   }
 }
