@@ -145,9 +145,9 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's elements lie side by side, of the panel's type. Five rows cost as much as six, so six are
-   multiplied: all pointers must be valid, and c has room for it. For every `fetch_pairs` pairs (the table's) a
-   line of `fetch` is fetched into the second-level cache; if that is every pair, into the first a share of what the
-   next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
+   multiplied: all pointers must be valid, and c has room for it. For every `fetch_pairs` pairs (the table's) a line of
+   `fetch` is fetched into the second-level cache; if that is every pair, into the first a share of what the next tile
+   takes as well: its rows, which lie from `soon` on, and the products behind c. */
 typedef struct moe_tile_ {
   const char *row[MOE_TILE_ROWS];
   int64_t rows, k;
@@ -175,7 +175,7 @@ MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
   return lines;
 }
 
-/* All of one pair's, which is `size` bytes of each row's piece. */
+/* All of one pair's, which is `size` of the bytes of each row's piece. */
 MOE_INLINE void moe_tile_fetch_(moe_tile_lines_ *lines, int64_t size, int64_t piece) {
   moe_fetch_next_(&lines->fetch);
   __builtin_prefetch(lines->soon, 0, 3);
