@@ -40,7 +40,7 @@ MOE_FN moe_isa moe_cpu_best_(void) {
    in use, and the caller's SSE code crawls ever after. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {
 #if MOE_X86
-  _mm_sfence();
+  __asm__ volatile("sfence" ::: "memory");
   if (__builtin_cpu_supports("avx")) __asm__ volatile("vzeroupper");
 #endif
 }

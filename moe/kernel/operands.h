@@ -9,6 +9,11 @@ MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
   return moe_mul3_(moe_add_(k, k & 1), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
 }
 
+/* Rounds an odd k up: an f32 panel's row behind it becomes zero. */
+MOE_FN void moe_panel_even_(int64_t k, char *panel) {
+  if (k % 2) memset(panel + k * MOE_SQUARE_, 0, MOE_SQUARE_);
+}
+
 /* ----------------------------------------------------------------------------------------------------- left operand */
 
 typedef struct moe_left_ {
@@ -65,11 +70,11 @@ typedef struct moe_right_ {
   moe_dtype dtype;
   int64_t group; /* bytes of 32 elements side by side */
   int64_t k, turn; /* turn: see above, or 0 */
-  /* Instead of dtype: makes elements [from, from+k), at most MOE_UNPACK_, of at most one panel's columns an f32
-     panel, an odd k rounded up. In bf16 products all values must be bf16's, or subnormal. */
-  void (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, float *panel);
-  /* (optional) The same as bf16 pairs, for kernels that take them. Returns 0, and does nothing, where it cannot. */
-  int (*unpack_pairs)(const struct moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k, void *pairs);
+  /* Instead of dtype: makes elements [from, from+k), at most MOE_UNPACK_, of at most one panel's columns a panel, an
+     odd k rounded up. In bf16 products all values must be bf16's, or subnormal. Returns 0, and does nothing, where it
+     cannot make that kind; an f32 panel it always can. */
+  int (*unpack)(const struct moe_right_ *right, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
+                int64_t k, char *panel);
   const moe_element_format_ *format; /* (optional) What unpacks itself is rows of these codes, unscaled */
   /* (optional) Adds a few rows' products with one panel's columns, all of k, while it unpacks them. */
   void (*stream)(const struct moe_right_ *right, const moe_kernels *kernels, moe_stream_ *stream);
@@ -124,10 +129,9 @@ MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, 
   for (int64_t at = 0; at < k; at += MOE_UNPACK_) {
     const int64_t n = moe_min_(MOE_UNPACK_, k - at);
     char *to = panel + moe_panel_bytes_(kind, at);
-    if (kind == MOE_PANEL_PAIRS && right->unpack_pairs && right->unpack_pairs(right, kernels, from + at, n, to))
-      continue;
-    right->unpack(right, kernels, from + at, n, kind == MOE_PANEL_F32 ? (float *)(void *)to : piece);
-    if (kind == MOE_PANEL_PAIRS) kernels->pair_panel(to, piece, n);
+    if (right->unpack(right, kernels, kind, from + at, n, to)) continue;
+    right->unpack(right, kernels, MOE_PANEL_F32, from + at, n, (char *)piece);
+    kernels->pair_panel(to, piece, n);
   }
 }
 

@@ -66,7 +66,7 @@ MOE_INLINE int MOE_KC(pack_plain_pair)(uint32_t *p, const moe_codes_ *c, const u
   return MOE_CODES_BITS == 4 || !MOE_V(special_fp8)(outside);
 }
 
-/* One or two rows of all codes of all kinds. */
+/* One or two rows of all codes of all kinds. Not inlined: the loop is not to clear `rows`. */
 MOE_FN __attribute__((noinline)) void MOE_KC(pack_pair_any)(uint32_t *p, const moe_codes_ *pair) {
   float rows[2 * MOE_PANEL] = {0};
   MOE_VC(pack_codes_rows)(rows, pair);

@@ -100,8 +100,9 @@ typedef struct moe_rounded_ {
 
 /* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
    it. */
-MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
-                                float *panel) {
+MOE_FN int moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
+                               int64_t k, char *panel) {
+  if (kind != MOE_PANEL_F32) return 0;
   const moe_rounded_ *rounded = (const moe_rounded_ *)right->source;
   const moe_fpenv_ saved = moe_fpenv_enter_();
   const moe_right_ all = rounded->right(rounded->arg, right->expert),
@@ -114,18 +115,17 @@ MOE_FN void moe_rounded_unpack_(const moe_right_ *right, const moe_kernels *kern
     moe_pack_right_(kernels, MOE_PANEL_F32, &inner, first, n, group);
     moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, group, n);
     end = moe_min_(first + n, from + k);
-    memcpy(panel + (at - from) * MOE_PANEL, group + (at - first) * MOE_PANEL,
-           (size_t)((end - at) * MOE_PANEL) * sizeof *panel);
+    memcpy(panel + (at - from) * MOE_SQUARE_, group + (at - first) * MOE_PANEL, (size_t)((end - at) * MOE_SQUARE_));
   }
-  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
+  moe_panel_even_(k, panel);
   moe_fpenv_leave_(saved);
+  return 1;
 }
 
 /* What rounded->right gave for the expert, rounded if that is wanted. */
 MOE_FN moe_right_ moe_rounded_right_(const moe_rounded_ *rounded, int64_t expert, moe_right_ right) {
   if (!rounded->round->enabled) return right;
   right.unpack = moe_rounded_unpack_;
-  right.unpack_pairs = NULL;
   right.stream = NULL;
   right.format = NULL;
   right.source = rounded;

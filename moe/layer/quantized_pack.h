@@ -165,19 +165,14 @@ MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
-MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, float *panel) {
-  if (p->q->weight->scaling == MOE_WEIGHT_MX)
-    moe_patch_pack_mx_(p, panel);
-  else
-    moe_patch_pack_scaled_(p, panel);
-}
-
 /* ------------------------------------------------------------------------------------------------------------ pairs */
 
-/* Whether codes become pairs as they are: they lie in rows or columns, and no float scale comes in between. */
+/* Whether codes become pairs as they are: they lie in rows or columns, no float scale comes in between and, where a
+   contraction goes on in the next part, no pair is of both. */
 MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int across) {
   const moe_mx_side_ *s = &q->side;
   if (q->weight->scaling != MOE_WEIGHT_MX) return !across && moe_weight_scaled_after_(q->weight);
+  if (across && s->columns % 2) return 0;
   return !moe_mx_is_nki_(s->layout) && s->layout != MOE_MX_LAYOUT_GGML && s->scales == MOE_MX_SCALES_OWN;
 }
 
@@ -185,6 +180,15 @@ MOE_FN void moe_patch_pack_pairs_(const moe_weight_patch_ *p, void *pairs) {
   const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
   const moe_codes_ codes = mx ? moe_patch_columns_(p, NULL) : moe_patch_scaled_codes_(p);
   (mx != p->across ? p->kernels->pack_pairs_columns : p->kernels->pack_pairs_rows)[wide](pairs, &codes);
+}
+
+MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, moe_panel_kind_ kind, char *panel) {
+  if (kind == MOE_PANEL_PAIRS)
+    moe_patch_pack_pairs_(p, panel);
+  else if (p->q->weight->scaling == MOE_WEIGHT_MX)
+    moe_patch_pack_mx_(p, (float *)(void *)panel);
+  else
+    moe_patch_pack_scaled_(p, (float *)(void *)panel);
 }
 
 /* ------------------------------------------------------------------------------------------------------ as operands */
@@ -207,43 +211,28 @@ MOE_FN moe_weight_patch_ moe_right_patch_across_(const moe_right_ *right, const 
   return patch;
 }
 
-MOE_FN void moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
-                                  float *panel) {
+MOE_FN int moe_quantized_unpack_(const moe_right_ *right, const moe_kernels *kernels, moe_panel_kind_ kind,
+                                 int64_t from, int64_t k, char *panel) {
+  if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)right->source, 0)) return 0;
   for (int64_t part = 0; part < right->parts; part++) {
     const moe_weight_patch_ patch = moe_right_patch_(right, kernels, part, from, k);
-    moe_patch_pack_(&patch, panel);
+    moe_patch_pack_(&patch, kind, panel);
   }
-  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
-}
-
-MOE_FN int moe_quantized_unpack_pairs_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
-                                       void *pairs) {
-  for (int64_t part = 0; part < right->parts; part++) {
-    const moe_weight_patch_ patch = moe_right_patch_(right, kernels, part, from, k);
-    moe_patch_pack_pairs_(&patch, pairs);
-  }
+  if (kind == MOE_PANEL_F32) moe_panel_even_(k, panel);
   return 1;
 }
 
 /* The contraction may pass from one part to the next within a piece. */
-MOE_FN void moe_quantized_unpack_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from, int64_t k,
-                                         float *panel) {
+MOE_FN int moe_quantized_unpack_across_(const moe_right_ *right, const moe_kernels *kernels, moe_panel_kind_ kind,
+                                        int64_t from, int64_t k, char *panel) {
+  if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)right->source, 1)) return 0;
+  const int64_t row = kind == MOE_PANEL_F32 ? MOE_SQUARE_ : MOE_SQUARE_ / 2;
   for (int64_t at = from, n; at < from + k; at += n) {
     const moe_weight_patch_ patch = moe_right_patch_across_(right, kernels, at, from + k);
     n = patch.count;
-    moe_patch_pack_(&patch, panel + (at - from) * MOE_PANEL);
+    moe_patch_pack_(&patch, kind, panel + (at - from) * row);
   }
-  if (k & 1) memset(panel + k * MOE_PANEL, 0, MOE_PANEL * sizeof *panel);
-}
-
-MOE_FN int moe_quantized_unpack_pairs_across_(const moe_right_ *right, const moe_kernels *kernels, int64_t from,
-                                              int64_t k, void *pairs) {
-  if (((const moe_quantized_ *)right->source)->side.columns % 2) return 0; /* a pair may be of two parts */
-  for (int64_t at = from, n; at < from + k; at += n) {
-    const moe_weight_patch_ patch = moe_right_patch_across_(right, kernels, at, from + k);
-    n = patch.count;
-    moe_patch_pack_pairs_(&patch, (char *)pairs + moe_panel_bytes_(MOE_PANEL_PAIRS, at - from));
-  }
+  if (kind == MOE_PANEL_F32) moe_panel_even_(k, panel);
   return 1;
 }
 
@@ -285,8 +274,6 @@ MOE_FN moe_right_ moe_quantized_right_(const moe_quantized_ *q, int64_t expert, 
   right.n = across ? q->side.K : columns;
   right.k = across ? parts * columns : q->side.K;
   right.unpack = across ? moe_quantized_unpack_across_ : moe_quantized_unpack_;
-  if (moe_quantized_as_pairs_(q, across))
-    right.unpack_pairs = across ? moe_quantized_unpack_pairs_across_ : moe_quantized_unpack_pairs_;
   if (!across && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
     right.stream = moe_quantized_stream_;
   if (!across && moe_weight_scaled_after_(q->weight)) right.format = &q->format;
