@@ -3,13 +3,13 @@
 #ifndef MOE_BENCH_TILE_H
 #define MOE_BENCH_TILE_H
 
-enum { TILE_K = 48, TILE_TURNS = 300 };
+enum { TILE_K = 48, TILE_TURNS = 300, TILE_PIECE = 1024 }; /* of a row: at least what any table has */
 
 typedef struct bench_tile {
   moe_tile_fn_ multiply;
   moe_tile_ tile;
   _Alignas(BENCH_LINE) char panel[TILE_K * MOE_PANEL * sizeof(float)]; /* as packed ones are */
-  _Alignas(BENCH_LINE) char rows[MOE_TILE_ROWS * TILE_K * sizeof(float)];
+  _Alignas(BENCH_LINE) char rows[MOE_TILE_ROWS * TILE_PIECE];
   _Alignas(BENCH_LINE) float c[2 * MOE_TILE_ROWS * MOE_PANEL]; /* what a next tile would add to is fetched, too */
 } bench_tile;
 
@@ -19,7 +19,7 @@ static void bench_tile_task(void *arg, int64_t index) {
   tile.tile.panel = tile.panel;
   tile.tile.soon = tile.rows;
   tile.tile.c = tile.c;
-  for (int i = 0; i < MOE_TILE_ROWS; i++) tile.tile.row[i] = tile.rows + i * TILE_K * (int64_t)sizeof(float);
+  tile.tile.row = tile.rows;
   moe_tile_idle_(&tile.tile);
   for (int i = 0; i < TILE_TURNS; i++) tile.multiply(&tile.tile);
 }

@@ -8,14 +8,13 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   float *panel = (float *)t->packed + col;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
-  const char *row[MOE_TILE_ROWS]; /* of its own: nothing that is stored can change them */
+  const char *row = t->row;
   float *c = t->c + col;
-  int64_t at = 0;
-  memcpy(row, t->row, sizeof row);
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
-  for (int64_t p = t->k / 2; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
+  for (int64_t p = t->k / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(&lines);
+    MOE_OPAQUE_POINTER(row);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL
@@ -23,7 +22,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
         b[j] = MOE_VF(load)(src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride);
         MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
       }
-      MOE_K(tile_step)(MOE_TILE_ROWS, row, at + odd * 4, b, 0, acc);
+      MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, b, 0, acc);
     }
     src[0] += 2 * stride;
     src[1] += 2 * stride;

@@ -53,11 +53,11 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 }
 
 /* One pair of k. */
-MOE_INLINE void MOE_K(tile_pair)(int rows, const char *const *row, int64_t at, const MOE_V(i) *b,
+MOE_INLINE void MOE_K(tile_pair)(int rows, const char *row, const MOE_V(i) *b,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
-    MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row[i] + at));
+    MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * MOE_PIECE_BYTES));
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
   }
@@ -67,14 +67,15 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  int64_t at = 0;
+  const char *row = t->row;
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 4, panel += MOE_PANEL) {
     MOE_V(i) b[MOE_PANEL / MOE_W];
+    MOE_OPAQUE_POINTER(row);
     moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
-    MOE_K(tile_pair)(rows, t->row, at, b, acc);
+    MOE_K(tile_pair)(rows, row, b, acc);
   }
   MOE_V(tile_end)(rows, t->c, acc);
 }
@@ -95,12 +96,11 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   const int64_t stride = t->stride;
   uint32_t *panel = (uint32_t *)t->packed;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  const char *src[2] = {t->base[0], t->base[1]}, *row[MOE_TILE_ROWS];
-  int64_t at = 0;
-  memcpy(row, t->row, sizeof row);
+  const char *src[2] = {t->base[0], t->base[1]}, *row = t->row;
   MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
-  for (int64_t p = t->k / 2; p > 0; p--, at += 4, panel += MOE_PANEL) {
+  for (int64_t p = t->k / 2; p > 0; p--, row += 4, panel += MOE_PANEL) {
     MOE_V(i) b[MOE_PANEL / MOE_W];
+    MOE_OPAQUE_POINTER(row);
     moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
@@ -108,7 +108,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
       b[j] = MOE_K(join)(MOE_V(loadu16)(even), MOE_V(loadu16)(even + stride));
       MOE_V(storei)(panel + j * MOE_W, b[j]);
     }
-    MOE_K(tile_pair)(MOE_TILE_ROWS, row, at, b, acc);
+    MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, acc);
     src[0] += 2 * stride;
     src[1] += 2 * stride;
   }

@@ -131,8 +131,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = m->kernels->tile[m->product]) {
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
-    for (int64_t j = 0; j < MOE_TILE_ROWS; j++)
-      tile.row[j] = piece->gathered + moe_min_(i + j, left->rows - 1) * m->kernels->piece_bytes;
+    tile.row = piece->gathered + i * m->kernels->piece_bytes;
     if (gathers && p == 0)
       moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
                   piece->gathered + i * m->kernels->piece_bytes);

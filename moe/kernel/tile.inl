@@ -32,12 +32,12 @@ MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
   if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, 8, MOE_PIECE_BYTES);
 }
 
-/* Adds the rows' elements at `at` times b. */
-MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, const MOE_V(f) *b, int flush,
+/* Adds the rows' elements times b. */
+MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, const MOE_V(f) *b, int flush,
                                  MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
-    const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row[i] + at));
+    const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row + i * MOE_PIECE_BYTES));
     MOE_UNROLL
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
       acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma_onto)(a, b[j], acc[i][j]);
@@ -45,8 +45,8 @@ MOE_INLINE void MOE_K(tile_step)(int rows, const char *const *row, int64_t at, c
 }
 
 /* The same of `pairs` pairs of k, of which the panel's columns are at `panel`. */
-MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *const *row, int64_t at, const float *panel,
-                                  int flush, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
+MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *row, const float *panel, int flush,
+                                  MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int pair = 0; pair < pairs; pair++) {
     MOE_UNROLL
@@ -55,33 +55,29 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *const *row, i
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++)
         b[j] = MOE_V(load)(panel + (2 * pair + odd) * MOE_PANEL + j * MOE_W);
-      MOE_K(tile_step)(rows, row, at + (2 * pair + odd) * 4, b, flush, acc);
+      MOE_K(tile_step)(rows, row + (2 * pair + odd) * 4, b, flush, acc);
     }
   }
 }
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *const *row, int64_t col, float *c,
-                                    int flush) {
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *row, int64_t col, float *c, int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
-  const char *own[MOE_TILE_ROWS]; /* opaque to gcc, which would keep an address per element */
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  int64_t at = 0, p = (t->k + 1) / 2;
+  int64_t p = (t->k + 1) / 2;
   c += col;
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(rows, c, t->add, acc);
-  MOE_UNROLL
-  for (int i = 0; i < rows; i++) own[i] = row[i];
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
-    MOE_UNROLL
-    for (int i = 0; i < rows; i++) MOE_OPAQUE_POINTER(own[i]);
-    MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, own, at, panel, flush, acc);
-    at += 8 * MOE_TILE_PAIRS;
+    MOE_OPAQUE_POINTER(row);
+    MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, row, panel, flush, acc);
+    row += 8 * MOE_TILE_PAIRS;
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
-  for (; p > 0; p--, at += 8, panel += 2 * MOE_PANEL) {
+  for (; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(&lines);
-    MOE_K(tile_pairs)(rows, 1, own, at, panel, flush, acc);
+    MOE_OPAQUE_POINTER(row);
+    MOE_K(tile_pairs)(rows, 1, row, panel, flush, acc);
   }
   MOE_K(tile_end)(rows, c, acc);
 }
@@ -89,7 +85,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *co
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i, j, t->c + i * MOE_PANEL, flush);
+      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
     return;
   }
   moe_tile_lines_ lines = moe_tile_lines_of_(t);

@@ -44,11 +44,11 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
-/* Bytes of rows of k elements, gathered; a few rows are gathered as float. */
+/* Bytes of rows of k elements, gathered, and of a row more (see moe_tile_); a few rows are gathered as float. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
   const moe_kernels *kernels = &group->kernels;
   const int64_t piece = rows <= MOE_ROWS_FEW ? kernels->piece_bytes / 4 : moe_piece_(kernels, group->product);
-  return moe_mul3_(rows, moe_ceil_div_(k, piece), kernels->piece_bytes);
+  return moe_mul_(moe_add_(moe_mul_(rows, moe_ceil_div_(k, piece)), 1), kernels->piece_bytes);
 }
 
 /* One lane's layout; the arena only adds up when it has no memory. */

@@ -120,8 +120,8 @@ typedef struct moe_router_xt_ {
 } moe_router_xt_;
 
 /* A lane's memory: products, a piece of x as rows, and a packed piece, of x on the way and of dz. */
-MOE_FN int64_t moe_router_xt_bytes_(void) {
-  return (MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * MOE_PANEL + (MOE_XT_ROWS_ + 1) * MOE_XT_PIECE_) * MOE_PANEL * 4;
+MOE_FN int64_t moe_router_xt_bytes_(const moe_kernels *kernels) {
+  return (MOE_XT_ROWS_ * (MOE_XT_COLUMNS_ * MOE_SQUARE_ + kernels->piece_bytes) + MOE_XT_PIECE_ * 4) * MOE_PANEL;
 }
 
 MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
@@ -129,7 +129,7 @@ MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
 }
 
 /* c += x^T dz over n tokens for 64 columns of both: those of x as rows, of dz packed. */
-MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, const float *dz, int64_t n, float *c) {
+MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const float *dz, int64_t n, float *c) {
   moe_tile_ tile;
   tile.k = n;
   tile.panel = dz;
@@ -139,8 +139,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const float *x, cons
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
-    for (int64_t j = 0; j < MOE_TILE_ROWS; j++)
-      tile.row[j] = (const char *)(x + moe_min_(i + j, MOE_PANEL - 1) * MOE_XT_PIECE_);
+    tile.row = x + i * kernels->piece_bytes;
     kernels->tile[MOE_PRODUCT_F32](&tile);
   }
 }
@@ -162,23 +161,24 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
   const int64_t h = item / groups * g->panels * MOE_PANEL, e = item % groups * MOE_XT_COLUMNS_ * MOE_PANEL;
   const int64_t rows = moe_min_(g->panels * MOE_PANEL, g->H - h),
                 columns = moe_min_(MOE_XT_COLUMNS_ * MOE_PANEL, g->E - e);
-  const int64_t square = MOE_PANEL * MOE_PANEL, piece = MOE_XT_PIECE_ * MOE_PANEL;
-  float *c = memory, *x = c + MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square, *dz = x + MOE_XT_ROWS_ * piece;
+  const int64_t square = MOE_PANEL * MOE_PANEL, turned = MOE_PANEL * g->kernels->piece_bytes;
+  float *c = memory, *dz = c + MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square;
+  char *x = (char *)(dz + MOE_XT_PIECE_ * MOE_PANEL);
   memset(c, 0, (size_t)(MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square) * sizeof *c);
   for (int64_t t = 0; t < g->T; t += MOE_XT_PIECE_) {
     const int64_t n = moe_min_(MOE_XT_PIECE_, g->T - t);
     for (int64_t i = 0; i < rows; i += MOE_PANEL) {
       const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
       g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, rows - i));
-      moe_turn_panel_(g->kernels, MOE_PANEL_F32, (const char *)dz, n, MOE_PANEL, (char *)(x + i / MOE_PANEL * piece),
-                      MOE_XT_PIECE_ * 4);
+      moe_turn_panel_(g->kernels, MOE_PANEL_F32, (const char *)dz, n, MOE_PANEL, x + i / MOE_PANEL * turned,
+                      g->kernels->piece_bytes);
     }
     for (int64_t j = 0; j < columns; j += MOE_PANEL) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};
       g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_PANEL, &source, n,
                                                           moe_min_(MOE_PANEL, columns - j));
       for (int64_t i = 0; i < rows; i += MOE_PANEL)
-        moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * piece, dz, n,
+        moe_router_xt_tile_(g->kernels, x + i / MOE_PANEL * turned, dz, n,
                             c + (i / MOE_PANEL * MOE_XT_COLUMNS_ + j / MOE_PANEL) * square);
     }
   }
