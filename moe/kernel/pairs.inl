@@ -52,15 +52,24 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-/* One pair of k. */
-MOE_INLINE void MOE_K(tile_pair)(int rows, const char *row, const MOE_V(i) *b,
+/* One pair of k. After the last a row's sums leave for c, if there is one, as they are done: stores in one block would
+   keep the products of the next tile waiting. */
+MOE_INLINE void MOE_K(tile_pair)(int rows, const char *row, const MOE_V(i) *b, float *c,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * MOE_PIECE_BYTES));
     MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
+      acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
+      if (c) MOE_V(store)(c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
+    }
   }
+}
+
+MOE_INLINE void MOE_K(panel_pair)(const uint32_t *panel, MOE_V(i) *b) {
+  MOE_UNROLL
+  for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
 }
 
 MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
@@ -68,16 +77,17 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
+  MOE_V(i) b[MOE_PANEL / MOE_W];
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 4, panel += MOE_PANEL) {
-    MOE_V(i) b[MOE_PANEL / MOE_W];
+  for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += 4, panel += MOE_PANEL) {
     MOE_OPAQUE_POINTER(row);
     moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
-    MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
-    MOE_K(tile_pair)(rows, row, b, acc);
+    MOE_K(panel_pair)(panel, b);
+    MOE_K(tile_pair)(rows, row, b, NULL, acc);
   }
-  MOE_V(tile_end)(rows, t->c, acc);
+  moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
+  MOE_K(panel_pair)(panel, b);
+  MOE_K(tile_pair)(rows, row, b, t->c, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
@@ -108,7 +118,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
       b[j] = MOE_K(join)(MOE_V(loadu16)(even), MOE_V(loadu16)(even + stride));
       MOE_V(storei)(panel + j * MOE_W, b[j]);
     }
-    MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, acc);
+    MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, NULL, acc);
     src[0] += 2 * stride;
     src[1] += 2 * stride;
   }
