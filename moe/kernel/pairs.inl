@@ -125,6 +125,30 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
+/* Copies a line of each of the next rows beside the products with as many k. */
+MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  MOE_V(i) b[MOE_PANEL / MOE_W];
+  const uint32_t *panel = (const uint32_t *)t->panel;
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  const char *row = t->row;
+  MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
+  for (int64_t at = 0; at < t->k * 2; at += MOE_W * 4) {
+    MOE_UNROLL
+    for (int i = 0; i < MOE_TILE_ROWS; i++) {
+      MOE_V(storei)(t->gathered + i * MOE_PIECE_BYTES + at, MOE_V(loadi)(t->later[i] + at));
+      __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at, 0, 3);
+    }
+    for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_PANEL) {
+      MOE_OPAQUE_POINTER(row);
+      moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
+      MOE_K(panel_pair)(panel, b);
+      MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, NULL, acc);
+    }
+  }
+  MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+}
+
 MOE_QUICK_WIDE_BEGIN
 #define MOE_CODES_BITS 4
 #define MOE_PLAIN MOE_V(plain_e2m1)
@@ -146,6 +170,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
   t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
+  t->gather_tile[MOE_PANEL_PAIRS] = MOE_K(gather_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
   t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);

@@ -1,6 +1,6 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
    whose packed panel fits the first-level cache. Beside the first panel it gathers the rows' piece side by side, a
-   tile's at a time (converted where the panel's type asks for it); for every panel it packs a piece, where it can
+   tile's at a time (converted where the panel's type asks for it, or copied within the tile before); for every panel it packs a piece, where it can
    within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so weights are read
    once, for one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
@@ -61,6 +61,7 @@ typedef struct moe_piece_at_ {
   int64_t from, n, more;
   char *gathered;
   moe_ahead_ ahead, *into;
+  int64_t ready;           /* rows that are gathered */
   int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
 } moe_piece_at_;
 
@@ -84,11 +85,38 @@ MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, i
     moe_tile_idle_(tile);
 }
 
+/* Whether tiles copy k elements of each other's rows: whole lines, of the panel's type. */
+MOE_FN int moe_copies_in_tile_(const moe_operands_ *m, int64_t k) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int same = kind == MOE_PANEL_PAIRS || m->left->dtype == MOE_DTYPE_F32;
+  return m->kernels->gather_tile[kind] && same && k * moe_dtype_bytes_(m->left->dtype) % 64 == 0;
+}
+
+/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it copy the next one's if it is
+   an ordinary one. Returns what multiplies. */
+MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
+                                     moe_tile_fn_ multiply) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t next = i + MOE_TILE_ROWS, rows = m->left->rows, size = m->kernels->piece_bytes;
+  if (i >= piece->ready)
+    moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile->rows, piece->gathered + i * size);
+  if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !moe_copies_in_tile_(m, piece->n))
+    return multiply;
+  for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++)
+    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) +
+                     piece->from * moe_dtype_bytes_(m->left->dtype);
+  tile->gathered = piece->gathered + next * size;
+  piece->ready = next + MOE_TILE_ROWS;
+  return m->kernels->gather_tile[kind];
+}
+
 /* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
-   piece's tiles. Inlined: see moe_ahead_fetch_. */
-MOE_INLINE void moe_fetch_rows_(const moe_left_ *left, moe_piece_at_ *piece) {
+   piece's tiles, all of them or as many as no tile fetches. Inlined: see moe_ahead_fetch_. */
+MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
+  const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;
-  for (piece->due += left->rows; piece->due >= piece->tiles && piece->row < left->rows; piece->due -= piece->tiles) {
+  const int64_t rows = moe_copies_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
+  for (piece->due += rows; piece->due >= piece->tiles && piece->row < rows; piece->due -= piece->tiles) {
     const char *row = moe_row_(&left->place, piece->row++) + begin;
     for (int64_t at = 0; at < piece->more * size; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
@@ -132,11 +160,9 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * m->kernels->piece_bytes;
-    if (gathers && p == 0)
-      moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile.rows,
-                  piece->gathered + i * m->kernels->piece_bytes);
+    if (gathers && p == 0) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     moe_piece_fetch_(m, piece, i, &tile);
-    if (gathers && piece->more > 0) moe_fetch_rows_(left, piece);
+    if (gathers && piece->more > 0) moe_fetch_rows_(m, piece);
     multiply(&tile);
   }
 }
@@ -203,7 +229,7 @@ MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
   }
   const int64_t size = m->kernels->piece_bytes / 4;
   for (int64_t from = 0; from < m->right->k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0};
+    moe_piece_at_ piece = {from, moe_min_(size, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0, 0};
     piece.gathered = moe_gathered_piece_(m, size, from);
     if (!m->left->held) moe_gather_(m, 1, from, piece.n, 0, m->left->rows, piece.gathered);
     moe_stream_piece_(m, &piece);
@@ -221,7 +247,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_tile_room_(m->kernels, moe_min_(size, k)));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, panels * tiles, 0, 0};
+    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, 0, panels * tiles, 0, 0};
     piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
     piece.gathered = moe_gathered_piece_(m, size, from);
     if (piece.more > 0)

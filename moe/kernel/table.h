@@ -158,6 +158,9 @@ typedef struct moe_tile_ {
   const char *base[2];
   int64_t stride;
   void *packed;
+  /* For gather_tile: the next tile's rows, which are copied to `gathered` for it, and those behind, which are fetched. */
+  const char *later[2 * MOE_TILE_ROWS];
+  char *gathered;
   moe_fetch_ fetch;
   const char *soon;
 } moe_tile_;
@@ -252,6 +255,7 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];     /* or NULL; MOE_TILE_ROWS rows, an even k */
+  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* or NULL; MOE_TILE_ROWS rows, whole lines of a piece */
   /* If there are pairs: of an f32 panel, of codes. */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
