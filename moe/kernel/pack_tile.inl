@@ -4,7 +4,7 @@
 /* Columns [col, col + MOE_TILE_VECTORS * MOE_W) of MOE_TILE_ROWS rows times what becomes the panel on the way. */
 MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS], b[MOE_TILE_VECTORS];
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride;
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride, ahead = t->ahead;
   float *panel = (float *)t->packed + col;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
@@ -19,8 +19,10 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
     for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) {
-        b[j] = MOE_VF(load)(src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride);
+        const char *at = src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride;
+        b[j] = MOE_VF(load)(at);
         MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
+        if (j * MOE_W * size % 64 == 0) __builtin_prefetch(at + ahead, 0, 2);
       }
       MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, b, 0, acc);
     }

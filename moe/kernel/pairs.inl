@@ -103,7 +103,7 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
 /* Like pack_tile.inl. */
 MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
-  const int64_t stride = t->stride;
+  const int64_t stride = t->stride, ahead = t->ahead;
   uint32_t *panel = (uint32_t *)t->packed;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[0], t->base[1]}, *row = t->row;
@@ -117,6 +117,10 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
       const char *even = src[j * MOE_W / (MOE_PANEL / 2)] + j * MOE_W % (MOE_PANEL / 2) * 2;
       b[j] = MOE_K(join)(MOE_V(loadu16)(even), MOE_V(loadu16)(even + stride));
       MOE_V(storei)(panel + j * MOE_W, b[j]);
+      if (j * MOE_W * 2 % 64 == 0) {
+        __builtin_prefetch(even + ahead, 0, 2);
+        __builtin_prefetch(even + stride + ahead, 0, 2);
+      }
     }
     MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, NULL, acc);
     src[0] += 2 * stride;

@@ -129,13 +129,16 @@ MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, con
          m->left->rows >= MOE_TILE_ROWS;
 }
 
-/* Where the tile finds the piece that it packs, and where it leaves it. */
-MOE_FN void moe_tile_source_(const moe_right_ *one, const moe_piece_at_ *piece, char *packed, moe_tile_ *tile) {
+/* Where the tile finds the piece of panel p that it packs, what follows, and where it leaves it. What was fetched a
+   piece ago may have left the second-level cache since. */
+MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece, int64_t p,
+                             moe_tile_ *tile) {
+  const int64_t width = moe_right_width_(one) * moe_dtype_bytes_(one->dtype), last = moe_right_panels_(m->right) - 1;
   tile->base[0] = one->base[0] + piece->from * one->stride;
-  tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride
-                                  : tile->base[0] + MOE_PANEL / 2 * moe_dtype_bytes_(one->dtype);
+  tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride : tile->base[0] + width / 2;
   tile->stride = one->stride;
-  tile->packed = packed;
+  tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
+  tile->packed = m->piece;
 }
 
 /* All rows times panel p. */
@@ -152,7 +155,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   tile.add = piece->from > 0;
   if (moe_packs_in_tile_(m, &one, piece)) {
     multiply = m->kernels->pack_tile[kind][one.dtype];
-    moe_tile_source_(&one, piece, m->piece, &tile);
+    moe_tile_source_(m, &one, piece, p, &tile);
   } else if (!one.panel) {
     moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
   }

@@ -154,9 +154,10 @@ typedef struct moe_tile_ {
   const void *panel;
   float *c;
   int add; /* 0: c starts at +0 */
-  /* For pack_tile, which makes the panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride. */
+  /* For pack_tile, which makes the panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride; what is
+     packed next, `ahead` bytes on, is fetched. */
   const char *base[2];
-  int64_t stride;
+  int64_t stride, ahead;
   void *packed;
   /* For gather_tile: the next tile's rows, which are copied to `gathered` for it, and those behind, which are fetched. */
   const char *later[2 * MOE_TILE_ROWS];
