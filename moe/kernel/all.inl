@@ -99,7 +99,7 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_PLAIN
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
-  t->piece_bytes = MOE_PIECE_BYTES;
+  t->piece_bytes[MOE_PANEL_F32] = MOE_PIECE_BYTES;
   t->fetch_pairs = MOE_K(tile_parts);
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
   t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);

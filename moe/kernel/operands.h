@@ -196,13 +196,19 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                          (right->transposed ? k : right->n) * right->group / 32);
 }
 
-MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_product_ product) {
-  return kernels->panel[product] == MOE_PANEL_F32 ? kernels->piece_bytes / 4 : kernels->piece_bytes / 2;
+enum { MOE_ROWS_SHORT = 48 };
+
+/* Elements of a piece, of so many rows. Up to MOE_ROWS_SHORT, where packing is a good part of the work, a packed panel
+   of it is to stay in the first-level cache; with more rows it comes from the second as fast as it is used. */
+MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
+  return kernels->piece_bytes[kind] / (kind == MOE_PANEL_F32 || rows <= MOE_ROWS_SHORT ? 4 : 2);
 }
 
-/* What a product reads first. */
-MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right) {
-  return moe_right_ahead_(kernels->panel[product], right, 0, moe_min_(moe_piece_(kernels, product), right->k));
+/* What a product of so many rows reads first. */
+MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
+                                   int64_t rows) {
+  const moe_panel_kind_ kind = kernels->panel[product];
+  return moe_right_ahead_(kind, right, 0, moe_min_(moe_piece_(kernels, kind, rows), right->k));
 }
 
 #endif

@@ -1,8 +1,9 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
-   whose packed panel fits the first-level cache. Beside the first panel it gathers the rows' piece side by side, a
-   tile's at a time (converted where the panel's type asks for it, or copied within the tile before); for every panel it packs a piece, where it can
-   within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so weights are read
-   once, for one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
+   whose packed panel stays in cache. Beside the first panel it gathers the rows' piece side by side, a tile's at a time
+   (converted where the panel's type asks for it, or copied within the tile before); for every panel it packs a piece,
+   where it can within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so
+   weights are read once, for one row or hundreds. A few rows are multiplied with the weights as they stream past,
+   unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 
@@ -24,7 +25,7 @@ typedef struct moe_operands_ {
   const moe_left_ *left;
   const moe_right_ *right; /* at most moe_group_panels_ */
   float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
-  char *piece;             /* kernels->piece_bytes * MOE_PANEL bytes, unless both operands are as the tile takes them */
+  char *piece;             /* piece_bytes[kind] * MOE_PANEL bytes, unless both operands are as the tile takes them */
   const moe_ahead_ *next;  /* what will be read after this product, or NULL */
   const moe_ahead_ *into;  /* where its results will be written, or NULL */
 } moe_operands_;
@@ -45,21 +46,23 @@ MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *le
 }
 
 /* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */
-MOE_FN void moe_gather_(const moe_operands_ *m, int as_f32, int64_t from, int64_t n, int64_t first, int64_t rows,
-                        char *to) {
+MOE_FN void moe_gather_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t from, int64_t n, int64_t first,
+                        int64_t rows, char *to) {
   moe_rows_ part = moe_rows_from_(&m->left->place, first);
+  const int64_t pitch = m->kernels->piece_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
   part.base += from * moe_dtype_bytes_(m->left->dtype);
-  if (as_f32) m->kernels->load_rows[m->left->dtype]((float *)(void *)to, m->kernels->piece_bytes / 4, &part, rows, n);
-  for (int64_t i = 0; i < rows && !as_f32; i++)
-    memcpy(to + i * m->kernels->piece_bytes, moe_row_(&part, i), (size_t)n * 2);
-  for (int64_t i = 0; i < rows && n % 2; i++)
-    memset(to + i * m->kernels->piece_bytes + n * (as_f32 ? 4 : 2), 0, as_f32 ? 4 : 2);
+  if (kind == MOE_PANEL_F32)
+    m->kernels->load_rows[m->left->dtype]((float *)(void *)to, pitch / size, &part, rows, n);
+  for (int64_t i = 0; i < rows && kind == MOE_PANEL_PAIRS; i++)
+    memcpy(to + i * pitch, moe_row_(&part, i), (size_t)(n * size));
+  for (int64_t i = 0; i < rows && n % 2; i++) memset(to + i * pitch + n * size, 0, (size_t)size);
 }
 
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  char *gathered;
+  char *gathered; /* the rows, `pitch` bytes apart */
+  int64_t pitch;
   moe_ahead_ ahead, *into;
   int64_t ready;           /* rows that are gathered */
   int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
@@ -80,7 +83,7 @@ MOE_INLINE int64_t moe_tile_room_(const moe_kernels *kernels, int64_t k) {
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
 MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
-  tile->soon = piece->gathered + next * m->kernels->piece_bytes;
+  tile->soon = piece->gathered + next * piece->pitch;
   if (!moe_ahead_step_(&piece->ahead, &tile->fetch) && !moe_ahead_step_(piece->into, &tile->fetch))
     moe_tile_idle_(tile);
 }
@@ -97,15 +100,15 @@ MOE_FN int moe_copies_in_tile_(const moe_operands_ *m, int64_t k) {
 MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t next = i + MOE_TILE_ROWS, rows = m->left->rows, size = m->kernels->piece_bytes;
+  const int64_t next = i + MOE_TILE_ROWS, rows = m->left->rows;
   if (i >= piece->ready)
-    moe_gather_(m, kind == MOE_PANEL_F32, piece->from, piece->n, i, tile->rows, piece->gathered + i * size);
+    moe_gather_(m, kind, piece->from, piece->n, i, tile->rows, piece->gathered + i * piece->pitch);
   if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !moe_copies_in_tile_(m, piece->n))
     return multiply;
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++)
     tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) +
                      piece->from * moe_dtype_bytes_(m->left->dtype);
-  tile->gathered = piece->gathered + next * size;
+  tile->gathered = piece->gathered + next * piece->pitch;
   piece->ready = next + MOE_TILE_ROWS;
   return m->kernels->gather_tile[kind];
 }
@@ -162,7 +165,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = m->kernels->tile[m->product]) {
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
-    tile.row = piece->gathered + i * m->kernels->piece_bytes;
+    tile.row = piece->gathered + i * piece->pitch;
     if (gathers && p == 0) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     moe_piece_fetch_(m, piece, i, &tile);
     if (gathers && piece->more > 0) moe_fetch_rows_(m, piece);
@@ -173,7 +176,8 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
 /* All rows times a right operand that unpacks itself. */
 MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
-  const int64_t size = m->kernels->piece_bytes / 4, row = moe_ceil_div_(m->right->k, size) * size;
+  const int64_t size = moe_piece_(m->kernels, MOE_PANEL_F32, left->rows);
+  const int64_t row = moe_ceil_div_(m->right->k, size) * size;
   float *x = (float *)(void *)left->gathered;
   if (!left->held) m->kernels->load_rows[left->dtype](x, row, &left->place, left->rows, m->right->k);
   for (int64_t p = 0; p < moe_right_panels_(m->right); p++) {
@@ -198,7 +202,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     moe_stream_ s = {0};
     s.format = right.format;
     s.x = (const float *)(const void *)piece->gathered;
-    s.x_stride = m->kernels->piece_bytes / 4;
+    s.x_stride = piece->pitch / 4;
     s.rows = left->rows;
     s.k = piece->n;
     for (int64_t part = 0; part < right.parts; part++) s.base[part] = right.base[part] + piece->from * right.stride;
@@ -216,25 +220,30 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
 }
 
-/* Where a piece of the rows, of `size` k each, lies gathered. */
-MOE_FN char *moe_gathered_piece_(const moe_operands_ *m, int64_t size, int64_t from) {
+/* The piece from `from` on, and where its rows lie gathered. */
+MOE_FN moe_piece_at_ moe_piece_begin_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t from) {
   const moe_left_ *left = m->left;
-  return left->gathered + (left->keep ? from / size * left->rows * m->kernels->piece_bytes : 0);
+  const int64_t size = moe_piece_(m->kernels, kind, left->rows), rest = m->right->k - from;
+  moe_piece_at_ piece = {0};
+  piece.from = from;
+  piece.n = moe_min_(size, rest);
+  piece.more = moe_min_(size, rest - piece.n);
+  piece.pitch = m->kernels->piece_bytes[kind];
+  piece.gathered = left->gathered + (left->keep ? from / size * left->rows * piece.pitch : 0);
+  return piece;
 }
 
 /* A few rows. */
 MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
-  const moe_ahead_ none = {0};
   moe_clear_products_(m);
   if (m->right->stream) {
     moe_stream_whole_(m);
     return;
   }
-  const int64_t size = m->kernels->piece_bytes / 4;
+  const int64_t size = moe_piece_(m->kernels, MOE_PANEL_F32, m->left->rows);
   for (int64_t from = 0; from < m->right->k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, m->right->k - from), 0, NULL, none, NULL, 0, 0, 0, 0};
-    piece.gathered = moe_gathered_piece_(m, size, from);
-    if (!m->left->held) moe_gather_(m, 1, from, piece.n, 0, m->left->rows, piece.gathered);
+    const moe_piece_at_ piece = moe_piece_begin_(m, MOE_PANEL_F32, from);
+    if (!m->left->held) moe_gather_(m, MOE_PANEL_F32, from, piece.n, 0, m->left->rows, piece.gathered);
     moe_stream_piece_(m, &piece);
   }
 }
@@ -243,16 +252,16 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const moe_right_ *right = m->right;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t size = moe_piece_(m->kernels, m->product), k = right->k, panels = moe_right_panels_(right);
+  const int64_t size = moe_piece_(m->kernels, kind, left->rows), k = right->k, panels = moe_right_panels_(right);
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
   moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_tile_room_(m->kernels, moe_min_(size, k)));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
-    moe_piece_at_ piece = {from, moe_min_(size, k - from), 0, NULL, none, &into, 0, panels * tiles, 0, 0};
-    piece.more = moe_max_(0, moe_min_(size, k - from - piece.n));
-    piece.gathered = moe_gathered_piece_(m, size, from);
+    moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
+    piece.into = &into;
+    piece.tiles = panels * tiles;
     if (piece.more > 0)
       piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
     else if (m->next)

@@ -145,9 +145,10 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
    row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece (piece_bytes) on. Five
-   rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room for it, in c as well. For every `fetch_pairs` pairs (the table's) a line of
-   `fetch` is fetched into the second-level cache; if that is every pair, into the first a share of what the next tile
-   takes as well: its rows, which lie from `soon` on, and the products behind c. */
+   rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room for it, in c as well.
+   For every `fetch_pairs` pairs (the table's) a line of `fetch` is fetched into the second-level cache; if that is every
+   pair, into the first a share of what the next tile takes as well: its rows, which lie from `soon` on, and the products
+   behind c. */
 typedef struct moe_tile_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -159,7 +160,8 @@ typedef struct moe_tile_ {
   const char *base[2];
   int64_t stride, ahead;
   void *packed;
-  /* For gather_tile: the next tile's rows, which are copied to `gathered` for it, and those behind, which are fetched. */
+  /* For gather_tile: the next tile's rows, which are copied to `gathered` for it, and those behind, which are
+     fetched. */
   const char *later[2 * MOE_TILE_ROWS];
   char *gathered;
   moe_fetch_ fetch;
@@ -231,7 +233,7 @@ typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 typedef struct moe_kernels {
   moe_isa isa;
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
-  int64_t piece_bytes;                  /* bytes of a row that are multiplied at a time, whatever its type */
+  int64_t piece_bytes[MOE_PANEL_KINDS_]; /* bytes of a row that are multiplied at a time */
   int64_t fetch_pairs;                  /* see moe_tile_ */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */

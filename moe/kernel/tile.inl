@@ -85,7 +85,8 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *ro
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) MOE_K(tile_columns)(1, t, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
+      for (int j = 0; j < MOE_PANEL; j++)
+        MOE_K(tile_columns)(1, t, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
     return;
   }
   moe_tile_lines_ lines = moe_tile_lines_of_(t);

@@ -74,16 +74,18 @@ MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int6
   return moe_right_part_(&all, panel, count);
 }
 
-MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, const moe_patch_ *patch) {
+/* What the run at order[at], before `end`, reads first. */
+MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
+  const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
   const moe_right_ right = moe_combine_right_(stage, at, patch->panel, moe_min_(patch->panels, MOE_PANELS_MAX));
-  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right);
+  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right, rows);
 }
 
 MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
-  const int64_t *first = stage->call->plan.chunk_first;
   const moe_patch_ patch = moe_combine_patch_(stage->call, item);
-  if (first[patch.chunk] < first[patch.chunk + 1]) *ahead = moe_combine_run_ahead_(stage, first[patch.chunk], &patch);
+  const int64_t *first = stage->call->plan.chunk_first + patch.chunk;
+  if (first[0] < first[1]) *ahead = moe_combine_run_ahead_(stage, first[0], first[1], &patch);
 }
 
 /* Rows order[at, at+rows), of one run, leave: `count` panels of products from `panel` on. */
@@ -156,7 +158,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
   for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
-    const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, &patch) : turn->ahead;
+    const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, end, &patch) : turn->ahead;
     moe_combine_run_(stage, &lane, at, run_end, &patch, &next);
   }
   for (int64_t p = 0; p < patch.panels && stage->output; p++) {

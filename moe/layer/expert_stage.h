@@ -44,10 +44,11 @@ MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, in
 MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
-  if (moe_group_rows_(stage->group, span.expert) == 0) return; /* an expert without rows is never read */
+  const int64_t rows = moe_group_rows_(stage->group, span.expert);
+  if (rows == 0) return; /* an expert without rows is never read */
   const moe_right_ all = stage->right(stage->arg, span.expert),
                    right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_MAX));
-  *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right);
+  *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right, rows);
 }
 
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,

@@ -14,7 +14,7 @@ typedef struct moe_group_ {
   int64_t lane_bytes, gather_bytes, sum_bytes;
 } moe_group_;
 
-enum { MOE_GATHER_BYTES_ = 1 << 19 }; /* rows gathered whole, at most: beside the products they stay in cache */
+enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
@@ -44,17 +44,24 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
-/* Bytes of rows of k elements, gathered, and of a row more (see moe_tile_); a few rows are gathered as float. */
+/* Bytes of rows of k elements, gathered, and of a row more (see moe_tile_). */
+MOE_FN int64_t moe_gathered_as_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows, int64_t k) {
+  const int64_t pieces = moe_mul_(rows, moe_ceil_div_(k, moe_piece_(kernels, kind, rows)));
+  return moe_mul_(moe_add_(pieces, 1), kernels->piece_bytes[kind]);
+}
+
+/* A few rows may be gathered as float. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const moe_kernels *kernels = &group->kernels;
-  const int64_t piece = rows <= MOE_ROWS_FEW ? kernels->piece_bytes / 4 : moe_piece_(kernels, group->product);
-  return moe_mul_(moe_add_(moe_mul_(rows, moe_ceil_div_(k, piece)), 1), kernels->piece_bytes);
+  const int64_t bytes = moe_gathered_as_(&group->kernels, group->panel, rows, k);
+  if (bytes < 0 || rows > MOE_ROWS_FEW) return bytes;
+  const int64_t floats = moe_gathered_as_(&group->kernels, MOE_PANEL_F32, rows, k);
+  return floats < 0 ? floats : moe_max_(floats, bytes);
 }
 
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
-  lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes * MOE_PANEL);
+  lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes[group->panel] * MOE_PANEL);
   lane.held = NULL;
   lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
   lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
@@ -70,7 +77,7 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
   const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k), sum = moe_mul_(sum_floats, 4);
   group->lanes = lanes;
   group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
-  group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes, group->gather_bytes);
+  group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes[group->panel], group->gather_bytes);
   group->sum_bytes =
       sum < 0 || grad_bytes < 0 ? -1 : moe_max_(sum, grad_bytes - (MOE_PRODUCTS_ALL_ - MOE_GRAD_PRODUCTS_) * 4);
   moe_lane_layout_(group, &one);

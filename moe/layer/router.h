@@ -26,7 +26,8 @@ MOE_FN moe_router_lane_ moe_router_lane_layout_(const moe_router_ *router, moe_a
   const moe_router_topk_args *args = router->args;
   moe_router_lane_ lane;
   lane.c = (float *)moe_take_(arena, router->product ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  lane.gathered = (char *)moe_take_(arena, router->product ? MOE_ROUTER_ROWS_ * router->kernels.piece_bytes : 0);
+  const int64_t gathered = MOE_ROUTER_ROWS_ * moe_router_pitch_(&router->kernels);
+  lane.gathered = (char *)moe_take_(arena, router->product ? gathered : 0);
   lane.scores = (float *)moe_take_(arena, args->E * 4);
   lane.values = (float *)moe_take_(arena, args->E * 4);
   lane.z = (float *)moe_take_(arena, args->K * 4);

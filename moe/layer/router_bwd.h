@@ -27,7 +27,7 @@ MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_layout_(const moe_router_bwd_ *b
   const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
   moe_router_bwd_lane_ lane;
   lane.c = (float *)moe_take_(arena, bwd->dx ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  lane.gathered = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * bwd->kernels.piece_bytes : 0);
+  lane.gathered = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * moe_router_pitch_(&bwd->kernels) : 0);
   lane.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(&bwd->kernels) : 0);
   lane.dz = (float *)moe_take_(arena, row);
   lane.p = (float *)moe_take_(arena, row);

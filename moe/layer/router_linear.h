@@ -56,6 +56,9 @@ MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype,
   moe_left_from_rows_(left, &rows, first, count, dtype, 0, gathered);
 }
 
+/* Bytes from a row of a product to the next, gathered. */
+MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->piece_bytes[MOE_PANEL_F32]; }
+
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
 
 /* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
@@ -121,7 +124,7 @@ typedef struct moe_router_xt_ {
 
 /* A lane's memory: products, a piece of x as rows, and a packed piece, of x on the way and of dz. */
 MOE_FN int64_t moe_router_xt_bytes_(const moe_kernels *kernels) {
-  return (MOE_XT_ROWS_ * (MOE_XT_COLUMNS_ * MOE_SQUARE_ + kernels->piece_bytes) + MOE_XT_PIECE_ * 4) * MOE_PANEL;
+  return (MOE_XT_ROWS_ * (MOE_XT_COLUMNS_ * MOE_SQUARE_ + moe_router_pitch_(kernels)) + MOE_XT_PIECE_ * 4) * MOE_PANEL;
 }
 
 MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
@@ -139,7 +142,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const
   for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
     tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
     tile.c = c + i * MOE_PANEL;
-    tile.row = x + i * kernels->piece_bytes;
+    tile.row = x + i * moe_router_pitch_(kernels);
     kernels->tile[MOE_PRODUCT_F32](&tile);
   }
 }
@@ -161,7 +164,7 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
   const int64_t h = item / groups * g->panels * MOE_PANEL, e = item % groups * MOE_XT_COLUMNS_ * MOE_PANEL;
   const int64_t rows = moe_min_(g->panels * MOE_PANEL, g->H - h),
                 columns = moe_min_(MOE_XT_COLUMNS_ * MOE_PANEL, g->E - e);
-  const int64_t square = MOE_PANEL * MOE_PANEL, turned = MOE_PANEL * g->kernels->piece_bytes;
+  const int64_t square = MOE_PANEL * MOE_PANEL, turned = MOE_PANEL * moe_router_pitch_(g->kernels);
   float *c = memory, *dz = c + MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square;
   char *x = (char *)(dz + MOE_XT_PIECE_ * MOE_PANEL);
   memset(c, 0, (size_t)(MOE_XT_ROWS_ * MOE_XT_COLUMNS_ * square) * sizeof *c);
@@ -171,7 +174,7 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
       const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
       g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](dz, 0, MOE_PANEL, &source, n, moe_min_(MOE_PANEL, rows - i));
       moe_turn_panel_(g->kernels, MOE_PANEL_F32, (const char *)dz, n, MOE_PANEL, x + i / MOE_PANEL * turned,
-                      g->kernels->piece_bytes);
+                      moe_router_pitch_(g->kernels));
     }
     for (int64_t j = 0; j < columns; j += MOE_PANEL) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};

@@ -72,7 +72,7 @@ MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *ke
     const moe_rows_ part = moe_rows_from_(&all, from + at);
     const int64_t count = moe_min_(step, k - at);
     moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, left->rows, room);
-    moe_turn_panel_(kernels, kind, room, count, left->rows, to + at / per_word * 4, kernels->piece_bytes);
+    moe_turn_panel_(kernels, kind, room, count, left->rows, to + at / per_word * 4, kernels->piece_bytes[kind]);
   }
   moe_fpenv_leave_(saved);
 }
