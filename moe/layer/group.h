@@ -44,18 +44,11 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
-/* Bytes of rows of k elements, gathered, and of a row more (see moe_tile_). */
-MOE_FN int64_t moe_gathered_as_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows, int64_t k) {
-  const int64_t pieces = moe_mul_(rows, moe_ceil_div_(k, moe_piece_(kernels, kind, rows)));
-  return moe_mul_(moe_add_(pieces, 1), kernels->piece_bytes[kind]);
-}
-
-/* A few rows may be gathered as float. */
+/* Bytes of rows of k elements, gathered, and of a row more (see moe_tile_). A few rows may be gathered as float, which
+   takes no more: up to MOE_ROWS_SHORT, four bytes are an element's share of a piece. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t bytes = moe_gathered_as_(&group->kernels, group->panel, rows, k);
-  if (bytes < 0 || rows > MOE_ROWS_FEW) return bytes;
-  const int64_t floats = moe_gathered_as_(&group->kernels, MOE_PANEL_F32, rows, k);
-  return floats < 0 ? floats : moe_max_(floats, bytes);
+  const int64_t pieces = moe_mul_(rows, moe_ceil_div_(k, moe_piece_(&group->kernels, group->panel, rows)));
+  return moe_mul_(moe_add_(pieces, 1), group->kernels.piece_bytes[group->panel]);
 }
 
 /* One lane's layout; the arena only adds up when it has no memory. */

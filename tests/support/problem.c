@@ -105,6 +105,8 @@ struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int 
       {60, 6, 3, 5000, 3, 2},  {130, 270, 140, 3, 2, 50}, {100, 6, 5, 300, 6, 7},
       /* weights that stream past, in blocks and whole; chunks of rows */
       {26, 600, 70, 4, 2, 8},   {5, 400, 40, 30, 4, 2},   {430, 130, 20, 1, 1, 100},
+      /* about as much of the rows as is kept gathered, of some rows and of more */
+      {30, 5600, 4, 1, 1, 30},  {380, 1000, 5, 1, 1, 380},
   };
   struct problem_options o = problem_options_random(seed, dtype);
   const int64_t *s = shape[kind];
