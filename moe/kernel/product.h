@@ -88,11 +88,9 @@ MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, i
     moe_tile_idle_(tile);
 }
 
-/* Whether tiles copy k elements of each other's rows: whole lines, of the panel's type. */
+/* Whether tiles copy k elements of each other's rows: as they are, whole lines. */
 MOE_FN int moe_copies_in_tile_(const moe_operands_ *m, int64_t k) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int same = kind == MOE_PANEL_PAIRS || m->left->dtype == MOE_DTYPE_F32;
-  return m->kernels->gather_tile[kind] && same && k * moe_dtype_bytes_(m->left->dtype) % 64 == 0;
+  return m->kernels->panel[m->product] == MOE_PANEL_PAIRS && k * 2 % 64 == 0;
 }
 
 /* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it copy the next one's if it is
@@ -106,11 +104,10 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !moe_copies_in_tile_(m, piece->n))
     return multiply;
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++)
-    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) +
-                     piece->from * moe_dtype_bytes_(m->left->dtype);
+    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) + piece->from * 2;
   tile->gathered = piece->gathered + next * piece->pitch;
   piece->ready = next + MOE_TILE_ROWS;
-  return m->kernels->gather_tile[kind];
+  return m->kernels->gather_tile;
 }
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the

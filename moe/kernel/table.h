@@ -257,9 +257,10 @@ typedef struct moe_kernels {
                             const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];     /* or NULL; MOE_TILE_ROWS rows, an even k */
-  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* or NULL; MOE_TILE_ROWS rows, whole lines of a piece */
-  /* If there are pairs: of an f32 panel, of codes. */
+  moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
+  /* If there are pairs: the tile that gathers, of MOE_TILE_ROWS rows and whole lines of them; pairs of an f32 panel, of
+     codes. */
+  moe_tile_fn_ gather_tile;
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
