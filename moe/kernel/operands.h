@@ -196,7 +196,7 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                          (right->transposed ? k : right->n) * right->group / 32);
 }
 
-enum { MOE_ROWS_SHORT = 48 };
+enum { MOE_ROWS_SHORT = 48 }; /* at least MOE_ROWS_FEW: see moe_gathered_bytes_ */
 
 /* Elements of a piece, of so many rows. Up to MOE_ROWS_SHORT, where packing is a good part of the work, a packed panel
    of it is to stay in the first-level cache; with more rows it comes from the second as fast as it is used. */

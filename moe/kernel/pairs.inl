@@ -67,9 +67,14 @@ MOE_INLINE void MOE_K(tile_pair)(int rows, const char *row, const MOE_V(i) *b, f
   }
 }
 
-MOE_INLINE void MOE_K(panel_pair)(const uint32_t *panel, MOE_V(i) *b) {
+/* The same from a packed panel, while memory is fetched. */
+MOE_INLINE void MOE_K(tile_packed)(int rows, const char *row, const uint32_t *panel, float *c, moe_tile_lines_ *lines,
+                                   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
+  MOE_V(i) b[MOE_PANEL / MOE_W];
+  moe_tile_fetch_(lines, 4, MOE_PIECE_BYTES);
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
+  MOE_K(tile_pair)(rows, row, b, c, acc);
 }
 
 MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
@@ -77,17 +82,12 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
-  MOE_V(i) b[MOE_PANEL / MOE_W];
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += 4, panel += MOE_PANEL) {
     MOE_OPAQUE_POINTER(row);
-    moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
-    MOE_K(panel_pair)(panel, b);
-    MOE_K(tile_pair)(rows, row, b, NULL, acc);
+    MOE_K(tile_packed)(rows, row, panel, NULL, &lines, acc);
   }
-  moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
-  MOE_K(panel_pair)(panel, b);
-  MOE_K(tile_pair)(rows, row, b, t->c, acc);
+  MOE_K(tile_packed)(rows, row, panel, t->c, &lines, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
@@ -129,10 +129,9 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
-/* Copies a line of each of the next rows beside the products with as many k. */
+/* Copies a line of each of the next tile's rows beside the products with as many k. */
 MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
-  MOE_V(i) b[MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
@@ -145,9 +144,7 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
     }
     for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_PANEL) {
       MOE_OPAQUE_POINTER(row);
-      moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
-      MOE_K(panel_pair)(panel, b);
-      MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, NULL, acc);
+      MOE_K(tile_packed)(MOE_TILE_ROWS, row, panel, NULL, &lines, acc);
     }
   }
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);

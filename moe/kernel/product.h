@@ -111,7 +111,8 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
 }
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
-   piece's tiles, all of them or as many as no tile fetches. Inlined: see moe_ahead_fetch_. */
+   piece's tiles, all of them or those of the first three tiles, which no tile fetches. Inlined: see
+   moe_ahead_fetch_. */
 MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;

@@ -143,12 +143,12 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
                                    int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* Up to MOE_TILE_ROWS rows times a panel, over k elements, an odd k rounded up as rows and panel are: c[i][0..64) +=
-   row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece (piece_bytes) on. Five
-   rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room for it, in c as well.
-   For every `fetch_pairs` pairs (the table's) a line of `fetch` is fetched into the second-level cache; if that is every
-   pair, into the first a share of what the next tile takes as well: its rows, which lie from `soon` on, and the products
-   behind c. */
+/* Up to MOE_TILE_ROWS rows times a panel, over k > 0 elements, an odd k rounded up as rows and panel are:
+   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
+   (piece_bytes) on. Five rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room
+   for it, in c as well. For every `fetch_pairs` pairs (the table's) a line of `fetch` is fetched into the second-level
+   cache; if that is every pair, into the first a share of what the next tile takes as well: its rows, which lie from
+   `soon` on, and the products behind c. */
 typedef struct moe_tile_ {
   const char *row; /* the first */
   int64_t rows, k;
