@@ -41,6 +41,8 @@ MOE_QUICK_BEGIN
 #define MOE_TILE_VECTORS 1
 #define MOE_TILE_PAIRS 1
 #define MOE_PIECE_BYTES 512
+#define MOE_ROWS_SHORT 0
+#define MOE_AHEAD_BYTES (32 << 10)
 #define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
 #include "kernel/all.inl"
@@ -58,6 +60,8 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_TILE_VECTORS 2
 #define MOE_TILE_PAIRS 2
 #define MOE_PIECE_BYTES 1024
+#define MOE_ROWS_SHORT 96
+#define MOE_AHEAD_BYTES (32 << 10)
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
@@ -71,6 +75,8 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_TILE_VECTORS 4
 #define MOE_TILE_PAIRS 1
 #define MOE_PIECE_BYTES 512
+#define MOE_ROWS_SHORT 0
+#define MOE_AHEAD_BYTES (512 << 10)
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
@@ -82,6 +88,7 @@ MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
 #define MOE_PIECE_BYTES 1024
+#define MOE_ROWS_SHORT 48
 #include "kernel/pairs.inl"
 #include "kernel/end.inl"
 MOE_TARGET_END

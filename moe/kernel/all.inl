@@ -1,7 +1,7 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
-   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_PIECE_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the
-   upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing
-   and bf16's halves). */
+   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE.
+   MOE_FORMAT_UPPER: an element is the upper half of its float. What loses speed when it is compiled quickly is not
+   (measured: the rows, the tiles, packing and bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -100,7 +100,9 @@ MOE_QUICK_WIDE_BEGIN
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->piece_bytes[MOE_PANEL_F32] = MOE_PIECE_BYTES;
+  t->rows_short[MOE_PANEL_F32] = MOE_ROWS_SHORT;
   t->fetch_pairs = MOE_K(tile_parts);
+  t->ahead_bytes = MOE_AHEAD_BYTES;
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
   t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);
 #if MOE_BF16_BY_MODE

@@ -4,5 +4,7 @@
 #undef MOE_TILE_VECTORS
 #undef MOE_TILE_PAIRS
 #undef MOE_PIECE_BYTES
+#undef MOE_ROWS_SHORT
+#undef MOE_AHEAD_BYTES
 #undef MOE_MATH
 #undef MOE_BF16_BY_MODE

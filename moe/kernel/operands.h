@@ -196,19 +196,27 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                          (right->transposed ? k : right->n) * right->group / 32);
 }
 
-enum { MOE_ROWS_SHORT = 48 }; /* at least MOE_ROWS_FEW: see moe_gathered_bytes_ */
-
-/* Elements of a piece, of so many rows. Up to MOE_ROWS_SHORT, where packing is a good part of the work, a packed panel
-   of it is to stay in the first-level cache; with more rows it comes from the second as fast as it is used. */
+/* Elements of a piece, of so many rows. Up to `rows_short`, where packing is a good part of the work, it is half as
+   long: what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast as
+   it is used, and sums move half as often. */
 MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
-  return kernels->piece_bytes[kind] / (kind == MOE_PANEL_F32 || rows <= MOE_ROWS_SHORT ? 4 : 2);
+  const int64_t whole = kernels->piece_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
+  return rows <= kernels->rows_short[kind] ? whole / 2 : whole;
+}
+
+/* Of how many panels k elements are fetched ahead: what the second-level cache holds beside what is multiplied. */
+MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k) {
+  const int64_t bytes = right->panel ? moe_panel_bytes_(kind, k) : k * MOE_PANEL * right->group / 32;
+  return moe_max_(1, kernels->ahead_bytes / moe_max_(1, bytes));
 }
 
 /* What a product of so many rows reads first. */
 MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
                                    int64_t rows) {
   const moe_panel_kind_ kind = kernels->panel[product];
-  return moe_right_ahead_(kind, right, 0, moe_min_(moe_piece_(kernels, kind, rows), right->k));
+  const int64_t k = moe_min_(moe_piece_(kernels, kind, rows), right->k);
+  const moe_right_ first = moe_right_part_(right, 0, moe_panels_ahead_(kernels, kind, right, k));
+  return moe_right_ahead_(kind, &first, 0, k);
 }
 
 #endif

@@ -168,6 +168,7 @@ MOE_QUICK_END
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
   t->piece_bytes[MOE_PANEL_PAIRS] = MOE_PIECE_BYTES;
+  t->rows_short[MOE_PANEL_PAIRS] = MOE_ROWS_SHORT;
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);

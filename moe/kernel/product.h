@@ -64,6 +64,7 @@ typedef struct moe_piece_at_ {
   char *gathered; /* the rows, `pitch` bytes apart */
   int64_t pitch;
   moe_ahead_ ahead, *into;
+  int64_t ahead_panels;    /* see moe_piece_ahead_ */
   int64_t ready;           /* rows that are gathered */
   int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
 } moe_piece_at_;
@@ -140,6 +141,20 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
   tile->stride = one->stride;
   tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
   tile->packed = m->piece;
+}
+
+/* What is fetched beside the `ahead_panels` panels from p on: as many of the following ones or, after the last, of the
+   next piece, or what is read after this product. */
+MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels, then = p + count;
+  const moe_right_ right = moe_right_part_(m->right, then < panels ? then : 0, count);
+  const moe_ahead_ none = {0};
+  if (then < panels) piece->ahead = moe_right_ahead_(kind, &right, piece->from, piece->n);
+  else if (piece->more > 0) piece->ahead = moe_right_ahead_(kind, &right, piece->from + piece->n, piece->more);
+  else piece->ahead = m->next ? *m->next : none;
+  moe_ahead_pace_(&piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels),
+                  moe_tile_room_(m->kernels, piece->n));
 }
 
 /* All rows times panel p. */
@@ -260,13 +275,12 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
     piece.into = &into;
     piece.tiles = panels * tiles;
-    if (piece.more > 0)
-      piece.ahead = moe_right_ahead_(kind, right, from + piece.n, piece.more);
-    else if (m->next)
-      piece.ahead = *m->next;
-    moe_ahead_pace_(&piece.ahead, panels * tiles, moe_tile_room_(m->kernels, piece.n));
+    piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
-    for (int64_t p = 0; p < panels; p++) moe_multiply_panel_(m, &piece, p);
+    for (int64_t p = 0; p < panels; p++) {
+      if (p % piece.ahead_panels == 0) moe_piece_ahead_(m, &piece, p);
+      moe_multiply_panel_(m, &piece, p);
+    }
   }
 }
 

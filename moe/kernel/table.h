@@ -233,8 +233,10 @@ typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 typedef struct moe_kernels {
   moe_isa isa;
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
-  int64_t piece_bytes[MOE_PANEL_KINDS_]; /* bytes of a row that are multiplied at a time */
+  int64_t piece_bytes[MOE_PANEL_KINDS_]; /* bytes of a row that are multiplied at a time, */
+  int64_t rows_short[MOE_PANEL_KINDS_];  /* half of them of up to so many rows; of pairs at least MOE_ROWS_FEW */
   int64_t fetch_pairs;                  /* see moe_tile_ */
+  int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];

@@ -1,7 +1,8 @@
 /* The f32 product tile: MOE_TILE_ROWS x MOE_TILE_VECTORS accumulators stay in registers. The instruction set sets
    MOE_TILE_VECTORS (vectors side by side) to fit its register file, the panel's 64 columns being walked in that width,
    and MOE_TILE_PAIRS (pairs of k per turn of the loop). It sets MOE_PIECE_BYTES (bytes of a row that are multiplied at
-   a time) so that the panel's part stays in cache and the sums do not move too often. */
+   a time), MOE_ROWS_SHORT (half of them up to so many rows) and MOE_AHEAD_BYTES (of weights that are fetched before
+   they are wanted) so that the panel's part stays in cache and the sums do not move too often. */
 
 /* The sums of `rows` rows, from products or zero and back. */
 MOE_INLINE void MOE_K(tile_begin)(int rows, const float *c, int add, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
