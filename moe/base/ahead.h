@@ -67,15 +67,16 @@ MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const i
 enum { MOE_AHEAD_LEAST = 16 }; /* lines of a step, so that all is there early where steps abound */
 
 /* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` steps, of which
-   each has room for so many fetches. It is walked in the order it lies in, which the memory system follows. */
-MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t room) {
+   each has room for so many fetches; `full`: each makes as many, some of the same line. It is walked in the order it
+   lies in, which the memory system follows. */
+MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t room, int full) {
   const int64_t lines = moe_max_(1, ahead->lines), all = ahead->parts * ahead->rows;
   const int64_t even = moe_ceil_div_(all * lines, moe_max_(1, steps));
   const int64_t share = moe_min_(room, moe_max_(MOE_AHEAD_LEAST, even));
   const int64_t across = moe_ceil_div_(lines, share); /* blocks beside each other in a row */
   ahead->wide = moe_ceil_div_(lines, across);
   ahead->deep = moe_max_(1, moe_min_(moe_ceil_div_(share, lines), room / lines));
-  ahead->block.run = room / ahead->deep;
+  ahead->block.run = full ? room / ahead->deep : ahead->wide;
   ahead->block.stride = moe_ceil_div_(ahead->wide * 64, ahead->block.run);
   ahead->block.skip = ahead->stride - ahead->block.run * ahead->block.stride;
   const int64_t blocks = ahead->parts * moe_ceil_div_(ahead->rows, ahead->deep) * across;
@@ -111,8 +112,9 @@ MOE_INLINE void moe_ahead_fetch_(const moe_ahead_ *ahead) {
     for (int64_t n = 0; n < ahead->block.run; n++, at += ahead->block.stride) __builtin_prefetch(at, 0, 2);
 }
 
-/* One step. The last block, if there is one, is left to the caller, who has arithmetic to spread it over. */
-MOE_INLINE int moe_ahead_step_(moe_ahead_ *ahead, moe_fetch_ *fetch) {
+/* One step. The last block, if there is one, is left to the caller, who has arithmetic to spread it over. Returns the
+   number of its fetches. */
+MOE_INLINE int64_t moe_ahead_step_(moe_ahead_ *ahead, moe_fetch_ *fetch) {
   if (!ahead->block.at) return 0;
   if (ahead->index) {
     moe_ahead_index_(ahead);
@@ -128,7 +130,7 @@ MOE_INLINE int moe_ahead_step_(moe_ahead_ *ahead, moe_fetch_ *fetch) {
   fetch->stride = ahead->block.stride;
   fetch->skip = ahead->block.skip;
   moe_ahead_move_(ahead);
-  return 1;
+  return ahead->deep * fetch->run;
 }
 
 #endif

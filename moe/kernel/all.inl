@@ -101,7 +101,7 @@ MOE_QUICK_WIDE_BEGIN
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->piece_bytes[MOE_PANEL_F32] = MOE_PIECE_BYTES;
   t->rows_short[MOE_PANEL_F32] = MOE_ROWS_SHORT;
-  t->fetch_pairs = MOE_K(tile_parts);
+  t->tile_parts = MOE_K(tile_parts);
   t->ahead_bytes = MOE_AHEAD_BYTES;
   t->panel[MOE_PRODUCT_F32] = t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_F32;
   t->tile[MOE_PRODUCT_F32] = MOE_K(tile_f32);

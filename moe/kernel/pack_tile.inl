@@ -35,7 +35,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
 MOE_FN void MOE_KF(pack_tile)(const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, &lines);
+    MOE_K(tile_fetch_share)(t, j / (MOE_TILE_VECTORS * MOE_W), &lines);
     MOE_KF(pack_tile_columns)(t, j);
   }
 }

@@ -73,20 +73,21 @@ typedef struct moe_piece_at_ {
 MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
   tile->fetch.at = (const char *)tile->panel;
   tile->fetch.run = tile->k;
-  tile->fetch.stride = tile->fetch.skip = 0;
+  tile->fetch.stride = tile->fetch.skip = tile->fetches = 0;
 }
 
-/* How many lines a tile fetches beside k elements. */
-MOE_INLINE int64_t moe_tile_room_(const moe_kernels *kernels, int64_t k) {
-  return moe_max_(1, k / 2 / kernels->fetch_pairs);
+/* Spreads memory ahead over tiles of k elements, each of which fetches up to a line for every pair. */
+MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
+  moe_ahead_pace_(ahead, tiles, moe_max_(1, k / 2), m->kernels->tile_parts == 1);
 }
 
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
 MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
   const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
   tile->soon = piece->gathered + next * piece->pitch;
-  if (!moe_ahead_step_(&piece->ahead, &tile->fetch) && !moe_ahead_step_(piece->into, &tile->fetch))
-    moe_tile_idle_(tile);
+  tile->fetches = moe_ahead_step_(&piece->ahead, &tile->fetch);
+  if (!tile->fetches) tile->fetches = moe_ahead_step_(piece->into, &tile->fetch);
+  if (!tile->fetches) moe_tile_idle_(tile);
 }
 
 /* Whether tiles copy k elements of each other's rows: as they are, whole lines. */
@@ -153,8 +154,7 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
   if (then < panels) piece->ahead = moe_right_ahead_(kind, &right, piece->from, piece->n);
   else if (piece->more > 0) piece->ahead = moe_right_ahead_(kind, &right, piece->from + piece->n, piece->more);
   else piece->ahead = m->next ? *m->next : none;
-  moe_ahead_pace_(&piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels),
-                  moe_tile_room_(m->kernels, piece->n));
+  moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
 }
 
 /* All rows times panel p. */
@@ -269,7 +269,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
-  moe_ahead_pace_(&into, moe_ceil_div_(k, size) * panels * tiles, moe_tile_room_(m->kernels, moe_min_(size, k)));
+  moe_piece_pace_(m, &into, moe_ceil_div_(k, size) * panels * tiles, moe_min_(size, k));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);

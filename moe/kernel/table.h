@@ -146,9 +146,9 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 /* Up to MOE_TILE_ROWS rows times a panel, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
    (piece_bytes) on. Five rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room
-   for it, in c as well. For every `fetch_pairs` pairs (the table's) a line of `fetch` is fetched into the second-level
-   cache; if that is every pair, into the first a share of what the next tile takes as well: its rows, which lie from
-   `soon` on, and the products behind c. */
+   for it, in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile has
+   the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a
+   share of what the next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
 typedef struct moe_tile_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -165,6 +165,7 @@ typedef struct moe_tile_ {
   const char *later[2 * MOE_TILE_ROWS];
   char *gathered;
   moe_fetch_ fetch;
+  int64_t fetches;
   const char *soon;
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
@@ -235,7 +236,7 @@ typedef struct moe_kernels {
   moe_panel_kind_ panel[MOE_PRODUCTS_]; /* the kind of panel each product takes */
   int64_t piece_bytes[MOE_PANEL_KINDS_]; /* bytes of a row that are multiplied at a time, */
   int64_t rows_short[MOE_PANEL_KINDS_];  /* half of them of up to so many rows; of pairs at least MOE_ROWS_FEW */
-  int64_t fetch_pairs;                  /* see moe_tile_ */
+  int64_t tile_parts;                   /* in which the f32 tile walks a panel's columns */
   int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */

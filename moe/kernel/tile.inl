@@ -23,11 +23,11 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 }
 
 /* What is to be fetched meanwhile is fetched beside every pair; of columns that are walked in parts, only what comes
-   from memory, a share before each part: beside their fewer products all of it would be in the way. */
+   from memory, a share before each part, as their fewer products leave less room beside them. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
-MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, moe_tile_lines_ *lines) {
+MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, int64_t part, moe_tile_lines_ *lines) {
   const int parts = MOE_K(tile_parts);
-  for (int64_t p = (t->k + 1) / 2; p > 0 && parts > 1; p -= parts * parts) moe_fetch_next_(&lines->fetch);
+  for (int64_t n = (t->fetches + part) / parts; n > 0 && parts > 1; n--) moe_fetch_next_(&lines->fetch);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
   if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, 8, MOE_PIECE_BYTES);
@@ -92,7 +92,7 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   }
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, &lines);
+    MOE_K(tile_fetch_share)(t, j / (MOE_TILE_VECTORS * MOE_W), &lines);
     switch (t->rows) {
       case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
       case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
