@@ -233,10 +233,15 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
 }
 
+/* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
+MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
+  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows);
+}
+
 /* The piece from `from` on, and where its rows lie gathered. */
 MOE_FN moe_piece_at_ moe_piece_begin_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t from) {
   const moe_left_ *left = m->left;
-  const int64_t size = moe_piece_(m->kernels, kind, left->rows), rest = m->right->k - from;
+  const int64_t size = moe_piece_size_(m, kind), rest = m->right->k - from;
   moe_piece_at_ piece = {0};
   piece.from = from;
   piece.n = moe_min_(size, rest);
@@ -253,7 +258,7 @@ MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
     moe_stream_whole_(m);
     return;
   }
-  const int64_t size = moe_piece_(m->kernels, MOE_PANEL_F32, m->left->rows);
+  const int64_t size = moe_piece_size_(m, MOE_PANEL_F32);
   for (int64_t from = 0; from < m->right->k; from += size) {
     const moe_piece_at_ piece = moe_piece_begin_(m, MOE_PANEL_F32, from);
     if (!m->left->held) moe_gather_(m, MOE_PANEL_F32, from, piece.n, 0, m->left->rows, piece.gathered);
@@ -265,7 +270,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const moe_right_ *right = m->right;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t size = moe_piece_(m->kernels, kind, left->rows), k = right->k, panels = moe_right_panels_(right);
+  const int64_t size = moe_piece_size_(m, kind), k = right->k, panels = moe_right_panels_(right);
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
   moe_ahead_ into = m->into ? *m->into : none;
