@@ -2,18 +2,18 @@
    follow. Stores and conversions hide behind the products. Included once per format. */
 
 /* Columns [col, col + MOE_TILE_VECTORS * MOE_W) of MOE_TILE_ROWS rows times what becomes the panel on the way. */
-MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
+MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t col) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS], b[MOE_TILE_VECTORS];
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride, ahead = t->ahead;
   float *panel = (float *)t->packed + col;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *src[2] = {t->base[col / half] + col % half * size, t->base[1]}; /* for the vectors of either part */
   const char *row = t->row;
   float *c = t->c + col;
   MOE_OPAQUE_POINTER(c);
+  MOE_K(tile_fetch_share)(t, col, lines);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(&lines);
+    MOE_K(tile_fetch_beside)(lines);
     MOE_OPAQUE_POINTER(row);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
@@ -34,8 +34,5 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, int64_t col) {
 
 MOE_FN void MOE_KF(pack_tile)(const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, j / (MOE_TILE_VECTORS * MOE_W), &lines);
-    MOE_KF(pack_tile_columns)(t, j);
-  }
+  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) MOE_KF(pack_tile_columns)(t, &lines, j);
 }

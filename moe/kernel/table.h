@@ -173,11 +173,12 @@ typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 /* Where these fetches are. */
 typedef struct moe_tile_lines_ {
   moe_fetch_at_ fetch;
+  int64_t fetches; /* that are left of a part's */
   const char *soon, *next;
 } moe_tile_lines_;
 
 MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
-  const moe_tile_lines_ lines = {moe_fetch_begin_(&t->fetch), t->soon,
+  const moe_tile_lines_ lines = {moe_fetch_begin_(&t->fetch), 0, t->soon,
                                  (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL)};
   return lines;
 }

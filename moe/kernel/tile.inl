@@ -22,15 +22,15 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
   }
 }
 
-/* What is to be fetched meanwhile is fetched beside every pair; of columns that are walked in parts, only what comes
-   from memory, a share before each part, as their fewer products leave less room beside them. */
+/* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes from
+   memory, an equal share beside each part, while there is any: their fewer products leave less room. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
-MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, int64_t part, moe_tile_lines_ *lines) {
-  const int parts = MOE_K(tile_parts);
-  for (int64_t n = (t->fetches + part) / parts; n > 0 && parts > 1; n--) moe_fetch_next_(&lines->fetch);
+MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, int64_t col, moe_tile_lines_ *lines) {
+  lines->fetches = (t->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
   if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, 8, MOE_PIECE_BYTES);
+  else if (--lines->fetches >= 0) moe_fetch_next_(&lines->fetch);
 }
 
 /* Adds the rows' elements times b. */
@@ -61,22 +61,24 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *row, const fl
   }
 }
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *row, int64_t col, float *c, int flush) {
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_lines_ *lines, const char *row, int64_t col,
+                                    float *c, int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   int64_t p = (t->k + 1) / 2;
   c += col;
   MOE_OPAQUE_POINTER(c);
+  MOE_K(tile_fetch_share)(t, col, lines);
   MOE_K(tile_begin)(rows, c, t->add, acc);
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
+    MOE_K(tile_fetch_beside)(lines);
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, row, panel, flush, acc);
     row += 8 * MOE_TILE_PAIRS;
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
   for (; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(&lines);
+    MOE_K(tile_fetch_beside)(lines);
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_pairs)(rows, 1, row, panel, flush, acc);
   }
@@ -84,23 +86,21 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, const char *ro
 }
 
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
       for (int j = 0; j < MOE_PANEL; j++)
-        MOE_K(tile_columns)(1, t, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
+        MOE_K(tile_columns)(1, t, &lines, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
     return;
   }
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, j / (MOE_TILE_VECTORS * MOE_W), &lines);
+  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W)
     switch (t->rows) {
-      case 1: MOE_K(tile_columns)(1, t, t->row, j, t->c, flush); break;
-      case 2: MOE_K(tile_columns)(2, t, t->row, j, t->c, flush); break;
-      case 3: MOE_K(tile_columns)(3, t, t->row, j, t->c, flush); break;
-      case 4: MOE_K(tile_columns)(4, t, t->row, j, t->c, flush); break;
-      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, t->row, j, t->c, flush); break;
+      case 1: MOE_K(tile_columns)(1, t, &lines, t->row, j, t->c, flush); break;
+      case 2: MOE_K(tile_columns)(2, t, &lines, t->row, j, t->c, flush); break;
+      case 3: MOE_K(tile_columns)(3, t, &lines, t->row, j, t->c, flush); break;
+      case 4: MOE_K(tile_columns)(4, t, &lines, t->row, j, t->c, flush); break;
+      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, flush); break;
     }
-  }
 }
 
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
