@@ -22,8 +22,8 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
   }
 }
 
-/* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes from
-   memory, an equal share beside each part, while there is any: their fewer products leave less room. */
+/* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
+   from memory, an equal share beside each part, while there is any: their fewer products leave less room. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, int64_t col, moe_tile_lines_ *lines) {
   lines->fetches = (t->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
