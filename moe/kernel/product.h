@@ -76,10 +76,10 @@ MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
   tile->fetch.stride = tile->fetch.skip = tile->fetches = 0;
 }
 
-/* Spreads memory ahead over tiles of k elements: of columns side by side one fetches a line for every pair of k. */
+/* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */
 MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
-  const int whole = m->kernels->tile_parts == 1;
-  moe_ahead_pace_(ahead, tiles, moe_max_(1, whole ? k / 2 : k), whole);
+  const int full = m->kernels->tile_parts == 1;
+  moe_ahead_pace_(ahead, tiles, moe_max_(1, full ? k / 2 : k), full);
 }
 
 /* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
