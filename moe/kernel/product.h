@@ -150,11 +150,14 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
 MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels, then = p + count;
-  const moe_right_ right = moe_right_part_(m->right, then < panels ? then : 0, count);
+  const int here = then < panels;
+  const moe_right_ right = moe_right_part_(m->right, here ? then : 0, count);
   const moe_ahead_ none = {0};
-  if (then < panels) piece->ahead = moe_right_ahead_(kind, &right, piece->from, piece->n);
-  else if (piece->more > 0) piece->ahead = moe_right_ahead_(kind, &right, piece->from + piece->n, piece->more);
-  else piece->ahead = m->next ? *m->next : none;
+  if (here || piece->more > 0)
+    piece->ahead =
+        moe_right_ahead_(kind, &right, piece->from + (here ? 0 : piece->n), here ? piece->n : piece->more);
+  else
+    piece->ahead = m->next ? *m->next : none;
   moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
 }
 
