@@ -10,7 +10,6 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *l
   const char *row = t->row;
   float *c = t->c + col;
   MOE_OPAQUE_POINTER(c);
-  MOE_K(tile_fetch_share)(t, col, lines);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(lines);
@@ -34,5 +33,8 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *l
 
 MOE_FN void MOE_KF(pack_tile)(const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) MOE_KF(pack_tile_columns)(t, &lines, j);
+  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+    MOE_K(tile_fetch_share)(t, j, &lines);
+    MOE_KF(pack_tile_columns)(t, &lines, j);
+  }
 }

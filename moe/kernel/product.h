@@ -69,6 +69,11 @@ typedef struct moe_piece_at_ {
   int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
 } moe_piece_at_;
 
+/* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
+MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
+  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows);
+}
+
 /* Nothing to fetch but a line that is there. */
 MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
   tile->fetch.at = (const char *)tile->panel;
@@ -193,7 +198,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
 /* All rows times a right operand that unpacks itself. */
 MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
-  const int64_t size = moe_piece_(m->kernels, MOE_PANEL_F32, left->rows);
+  const int64_t size = moe_piece_size_(m, MOE_PANEL_F32);
   const int64_t row = moe_ceil_div_(m->right->k, size) * size;
   float *x = (float *)(void *)left->gathered;
   if (!left->held) m->kernels->load_rows[left->dtype](x, row, &left->place, left->rows, m->right->k);
@@ -235,11 +240,6 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
 
 MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
-}
-
-/* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
-MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
-  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows);
 }
 
 /* The piece from `from` on, and where its rows lie gathered. */

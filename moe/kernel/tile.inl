@@ -68,7 +68,6 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_lines
   int64_t p = (t->k + 1) / 2;
   c += col;
   MOE_OPAQUE_POINTER(c);
-  MOE_K(tile_fetch_share)(t, col, lines);
   MOE_K(tile_begin)(rows, c, t->add, acc);
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
     MOE_K(tile_fetch_beside)(lines);
@@ -89,11 +88,14 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++)
+      for (int j = 0; j < MOE_PANEL; j++) {
+        if (i == 0) MOE_K(tile_fetch_share)(t, j, &lines);
         MOE_K(tile_columns)(1, t, &lines, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
+      }
     return;
   }
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W)
+  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+    MOE_K(tile_fetch_share)(t, j, &lines);
     switch (t->rows) {
       case 1: MOE_K(tile_columns)(1, t, &lines, t->row, j, t->c, flush); break;
       case 2: MOE_K(tile_columns)(2, t, &lines, t->row, j, t->c, flush); break;
@@ -101,6 +103,7 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
       case 4: MOE_K(tile_columns)(4, t, &lines, t->row, j, t->c, flush); break;
       default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, flush); break;
     }
+  }
 }
 
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
