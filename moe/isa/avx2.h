@@ -303,23 +303,28 @@ MOE_INLINE __m256i moe_largest2x16_avx2(__m256i v[8]) {
                           _mm256_shuffle_epi32(_mm256_blend_epi32(v[1], v[0], 0xaa), 0xb1));
 }
 
-MOE_INLINE void moe_transpose_avx2(__m256i v[8]) {
-  __m256i t[8], q[8];
+MOE_INLINE void moe_load_columns_avx2(const void *p, int64_t stride, __m256i v[8]) {
+  __m256i four[8]; /* four[4b+r], lane l: words 4b..4b+3 of row 4l+r; loads put them there, shuffles are scarce */
+  const char *row = (const char *)p;
   MOE_UNROLL
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+  for (int r = 0; r < 4; r++, row += stride) {
+    MOE_OPAQUE_POINTER(row);
+    const __m128i *upper = (const __m128i *)(const void *)row;
+    const __m128i *lower = (const __m128i *)(const void *)(row + 4 * stride);
+    MOE_UNROLL
+    for (int b = 0; b < 2; b++)
+      four[4 * b + r] =
+          _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(upper + b)), _mm_loadu_si128(lower + b), 1);
   }
   MOE_UNROLL
-  for (int i = 0; i < 8; i += 4)
-    for (int j = 0; j < 2; j++) {
-      q[i + 2 * j] = _mm256_unpacklo_epi64(t[i + j], t[i + j + 2]);
-      q[i + 2 * j + 1] = _mm256_unpackhi_epi64(t[i + j], t[i + j + 2]);
-    }
-  MOE_UNROLL
-  for (int i = 0; i < 4; i++) {
-    v[i] = _mm256_permute2x128_si256(q[i], q[i + 4], 0x20);
-    v[i + 4] = _mm256_permute2x128_si256(q[i], q[i + 4], 0x31);
+  for (int b = 0; b < 8; b += 4) {
+    const __m256i low = _mm256_unpacklo_epi32(four[b], four[b + 1]), high = _mm256_unpackhi_epi32(four[b], four[b + 1]);
+    const __m256i low2 = _mm256_unpacklo_epi32(four[b + 2], four[b + 3]);
+    const __m256i high2 = _mm256_unpackhi_epi32(four[b + 2], four[b + 3]);
+    v[b] = _mm256_unpacklo_epi64(low, low2);
+    v[b + 1] = _mm256_unpackhi_epi64(low, low2);
+    v[b + 2] = _mm256_unpacklo_epi64(high, high2);
+    v[b + 3] = _mm256_unpackhi_epi64(high, high2);
   }
 }
 

@@ -250,28 +250,29 @@ MOE_INLINE __m512i moe_largest2x16_avx512(__m512i v[16]) {
                           _mm512_shuffle_epi32(_mm512_mask_blend_epi32(0xaaaa, v[1], v[0]), _MM_PERM_CDAB));
 }
 
-MOE_INLINE void moe_transpose_avx512(__m512i v[16]) {
-  __m512i t[16], q[16];
+MOE_INLINE void moe_load_columns_avx512(const void *p, int64_t stride, __m512i v[16]) {
+  __m512i four[16]; /* four[4b+r], lane l: words 4b..4b+3 of row 4l+r; loads put them there, shuffles are scarce */
+  const char *row = (const char *)p;
   MOE_UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  for (int r = 0; r < 4; r++, row -= 15 * stride) MOE_UNROLL
+  for (int l = 0; l < 4; l++, row += 4 * stride) {
+    MOE_OPAQUE_POINTER(row);
+    MOE_UNROLL
+    for (int b = 0; b < 4; b++) {
+      const __m128i words = _mm_loadu_si128((const __m128i *)(const void *)row + b);
+      four[4 * b + r] = l == 0 ? _mm512_castsi128_si512(words)
+                               : _mm512_mask_broadcast_i32x4(four[4 * b + r], (__mmask16)(15 << 4 * l), words);
+    }
   }
   MOE_UNROLL
-  for (int i = 0; i < 16; i += 4) MOE_UNROLL
-  for (int j = 0; j < 2; j++) {
-    q[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-    q[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-  }
-  /* q[4b+j], 128-bit lane l: rows 4b..4b+3 of column 4l+j. */
-  MOE_UNROLL
-  for (int j = 0; j < 4; j++) {
-    __m512i a = _mm512_shuffle_i32x4(q[j], q[4 + j], 0x88), b = _mm512_shuffle_i32x4(q[8 + j], q[12 + j], 0x88);
-    __m512i c = _mm512_shuffle_i32x4(q[j], q[4 + j], 0xdd), d = _mm512_shuffle_i32x4(q[8 + j], q[12 + j], 0xdd);
-    v[j] = _mm512_shuffle_i32x4(a, b, 0x88);
-    v[j + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
-    v[j + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
-    v[j + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  for (int b = 0; b < 16; b += 4) {
+    const __m512i low = _mm512_unpacklo_epi32(four[b], four[b + 1]), high = _mm512_unpackhi_epi32(four[b], four[b + 1]);
+    const __m512i low2 = _mm512_unpacklo_epi32(four[b + 2], four[b + 3]);
+    const __m512i high2 = _mm512_unpackhi_epi32(four[b + 2], four[b + 3]);
+    v[b] = _mm512_unpacklo_epi64(low, low2);
+    v[b + 1] = _mm512_unpackhi_epi64(low, low2);
+    v[b + 2] = _mm512_unpacklo_epi64(high, high2);
+    v[b + 3] = _mm512_unpackhi_epi64(high, high2);
   }
 }
 

@@ -41,7 +41,7 @@
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      largest2x16                     lane i: the largest upper and lower words of vector i of W, which are used up
-     transpose                       W vectors of W words, in place */
+     load_columns                    vector j: word j of each of W rows, `stride` bytes apart */
 #ifndef MOE_ISA_SCALAR_H
 #define MOE_ISA_SCALAR_H
 
@@ -261,7 +261,10 @@ MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
 #undef MOE_SCALAR_PAIR_
 
 MOE_INLINE uint32_t moe_largest2x16_scalar(uint32_t v[1]) { return v[0]; }
-MOE_INLINE void moe_transpose_scalar(uint32_t v[1]) { (void)v; }
+MOE_INLINE void moe_load_columns_scalar(const void *p, int64_t stride, uint32_t v[1]) {
+  (void)stride;
+  v[0] = moe_loadi_scalar(p);
+}
 
 /* --------------------------------------------------------------------------------------- the bf16 dot product's fma */
 

@@ -132,9 +132,7 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src
       const char *s = (const char *)src + i * stride + 4 * j;
       char *d = (char *)dst + j * dst_stride + 4 * i;
       MOE_V(i) square[MOE_W];
-      MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) square[r] = MOE_V(loadi)(s + r * stride);
-      MOE_V(transpose)(square);
+      MOE_V(load_columns)(s, stride, square);
       MOE_UNROLL
       for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + r * dst_stride, square[r]);
     }

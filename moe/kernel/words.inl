@@ -45,17 +45,12 @@ MOE_FN int MOE_K(load_words)(const moe_codes_ *c, int64_t col, int64_t at, MOE_V
   const uint8_t *first = c->codes + at / 32 * c->group + at % 32 * bits / 8 + col * c->stride;
   int64_t stride = c->stride;
   uint8_t columns[4 * MOE_W * MOE_W];
-  MOE_V(i) square[MOE_W];
   if (col + MOE_W > c->n || end > c->k || c->group != 4 * bits) {
     MOE_K(copy_columns)(columns, c, first, c->k - at, c->n - col);
     first = columns, stride = 4 * MOE_W;
   }
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++, first += stride)
-    square[i] = MOE_W > 1 ? MOE_V(loadi)(first) : MOE_V(gather)(first, 0);
-  MOE_V(transpose)(square);
-  MOE_UNROLL
-  for (int i = 0; i < MOE_W; i++) words[i] = square[i];
+  if (MOE_W > 1) MOE_V(load_columns)(first, stride, words);
+  else words[0] = MOE_V(gather)(first, 0);
   *scales = MOE_K(scale_words)(c, col, at / 32, (moe_min_(c->k, end) + 31) / 32 - at / 32);
   return MOE_W == 1 || end > c->k || MOE_K(scales_special)(*scales);
 }
