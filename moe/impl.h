@@ -76,7 +76,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_TILE_PAIRS 1
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
-#define MOE_AHEAD_BYTES (512 << 10)
+#define MOE_AHEAD_BYTES (128 << 10)
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
