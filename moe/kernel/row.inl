@@ -21,8 +21,13 @@ MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, float scale, int64_t n
 
 MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale,
                             int64_t rows, int64_t n) {
-  for (int64_t i = 0; i < rows; i++, x += MOE_PANEL)
-    MOE_K(add_one)(sum + (to ? to[i] * (int64_t)MOE_PANEL : 0), x, bias, scale ? scale[i] : 1.0f, n);
+  enum { ahead = 8 }; /* sums may have left the second-level cache */
+  for (int64_t i = to ? -ahead : 0; i < rows; i++) {
+    if (to && i + ahead < rows)
+      for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(sum + to[i + ahead] * (int64_t)MOE_PANEL + j, 1, 3);
+    if (i < 0) continue;
+    MOE_K(add_one)(sum + (to ? to[i] * (int64_t)MOE_PANEL : 0), x + i * MOE_PANEL, bias, scale ? scale[i] : 1.0f, n);
+  }
 }
 
 MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
