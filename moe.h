@@ -70,7 +70,7 @@
                  more, and per thread the largest of 3.5 MiB, 256*R + 1 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
-     and a few KiB for each expert, block and chunk of 2048 tokens.
+     and a few KiB for each expert, block and chunk of 1024 tokens.
      What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
      MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. */
 #ifndef MOE_H

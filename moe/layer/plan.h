@@ -5,7 +5,7 @@
 #define MOE_LAYER_PLAN_H
 
 enum {
-  MOE_CHUNK = 2048
+  MOE_CHUNK = 1024
 }; /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, meant for L2 */
 
 typedef struct moe_plan_ {
