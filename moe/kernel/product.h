@@ -19,15 +19,24 @@ enum {
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
 #define MOE_PRODUCTS_ALL_          (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
+/* Where products go. */
+typedef struct moe_results_ {
+  const moe_ahead_ *into; /* fetched meanwhile, or NULL */
+  /* Takes panel p's products c, which it may change, as soon as they are whole; rounding is as everywhere. NULL: they
+     stay. */
+  void (*leave)(void *arg, int64_t p, float *c);
+  void *arg;
+} moe_results_;
+
 typedef struct moe_operands_ {
   const moe_kernels *kernels;
   moe_product_ product;
   const moe_left_ *left;
-  const moe_right_ *right; /* at most moe_group_panels_ */
-  float *c;                /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows); output */
-  char *piece;             /* piece_bytes[kind] * MOE_PANEL bytes, unless both operands are as the tile takes them */
-  const moe_ahead_ *next;  /* what will be read after this product, or NULL */
-  const moe_ahead_ *into;  /* where its results will be written, or NULL */
+  const moe_right_ *right;     /* at most moe_group_panels_ */
+  float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows) */
+  char *piece; /* piece_bytes[kind] * MOE_PANEL bytes, unless both operands are as the tile takes them */
+  const moe_ahead_ *next;      /* what will be read after this product, or NULL */
+  const moe_results_ *results; /* or NULL: the products stay in c */
 } moe_operands_;
 
 /* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them
@@ -166,6 +175,14 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
   moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
 }
 
+/* Panel p's products leave, if they do: from the cache they are still in. */
+MOE_FN void moe_leave_panel_(const moe_operands_ *m, int64_t p) {
+  if (!m->results || !m->results->leave) return;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  m->results->leave(m->results->arg, p, m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows));
+  moe_fpenv_leave_(saved);
+}
+
 /* All rows times panel p. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_right_ one = moe_right_part_(m->right, p, 1);
@@ -277,7 +294,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const int64_t size = moe_piece_size_(m, kind), k = right->k, panels = moe_right_panels_(right);
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
   const moe_ahead_ none = {0};
-  moe_ahead_ into = m->into ? *m->into : none;
+  moe_ahead_ into = m->results && m->results->into ? *m->results->into : none;
   moe_piece_pace_(m, &into, moe_ceil_div_(k, size) * panels * tiles, moe_min_(size, k));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
@@ -289,6 +306,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     for (int64_t p = 0; p < panels; p++) {
       if (p % piece.ahead_panels == 0) moe_piece_ahead_(m, &piece, p);
       moe_multiply_panel_(m, &piece, p);
+      if (piece.more == 0) moe_leave_panel_(m, p);
     }
   }
 }
@@ -304,6 +322,7 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
     moe_multiply_streaming_(m);
   else
     moe_multiply_panels_(m);
+  for (int64_t p = 0; p < moe_right_panels_(m->right) && (streams || m->right->k == 0); p++) moe_leave_panel_(m, p);
 #if MOE_X86
   if (by_mode) moe_flush_off_();
 #endif

@@ -145,14 +145,12 @@ MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
   return moe_weights_down_(&((const moe_forward_ *)arg)->call, expert);
 }
 
-MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
+MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *p) {
   const moe_forward_ *forward = (const moe_forward_ *)arg;
   const int64_t H = forward->call.layer.H;
-  (void)span;
-  for (int64_t p = 0; p < products->panels; p++)
-    for (int64_t i = 0; i < products->rows; i++)
-      memcpy(forward->down + (products->first + i) * H + (products->panel + p) * MOE_PANEL,
-             moe_products_of_(products, p) + i * MOE_PANEL, (size_t)moe_products_columns_(products, p) * sizeof(float));
+  for (int64_t i = 0; i < p->rows; i++)
+    memcpy(forward->down + (p->first + i) * H + p->panel * MOE_PANEL, p->c + i * MOE_PANEL,
+           (size_t)p->n * sizeof(float));
 }
 
 MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {

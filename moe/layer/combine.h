@@ -5,12 +5,12 @@
 #ifndef MOE_LAYER_COMBINE_H
 #define MOE_LAYER_COMBINE_H
 
-/* At most MOE_PANEL rows of one expert on their way into sums. */
+/* Rows of one expert on their way into sums. */
 typedef struct moe_summands_ {
   int64_t expert, rows;
   const int32_t *row;
-  int32_t token[MOE_PANEL]; /* of the chunk: whose sum */
-  float affinity[MOE_PANEL];
+  int32_t token[MOE_ROWS_MAX]; /* of the chunk: whose sum */
+  float affinity[MOE_ROWS_MAX];
 } moe_summands_;
 
 typedef struct moe_combine_ {
@@ -88,38 +88,45 @@ MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   if (first[0] < first[1]) *ahead = moe_combine_run_ahead_(stage, first[0], first[1], &patch);
 }
 
-/* Rows order[at, at+rows), of one run, leave: `count` panels of products from `panel` on. */
-MOE_FN void moe_combine_leave_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at,
-                               const moe_patch_ *patch, int64_t panel, int64_t count) {
+/* Rows order[at, at+rows), of one run, of a chunk. */
+MOE_FN void moe_combine_summands_(const moe_combine_ *stage, int64_t chunk, int64_t at, int64_t rows,
+                                  moe_summands_ *summands) {
   const moe_plan_ *plan = &stage->call->plan;
-  moe_summands_ summands;
-  summands.expert = plan->run_expert[plan->run[plan->order[at]]];
-  for (int64_t from = 0; from < rows; from += summands.rows) {
-    summands.rows = moe_min_(MOE_PANEL, rows - from);
-    summands.row = plan->order + at + from;
-    for (int64_t i = 0; i < summands.rows; i++) {
-      summands.token[i] = (int32_t)(plan->token[summands.row[i]] - patch->chunk * MOE_CHUNK);
-      summands.affinity[i] = plan->affinity[summands.row[i]];
-    }
-    for (int64_t p = 0; p < count; p++) {
-      const int64_t h0 = (panel + p) * MOE_PANEL;
-      stage->add(stage, &summands, h0, moe_min_(MOE_PANEL, stage->call->layer.H - h0),
-                 lane->c + p * MOE_PRODUCTS_FLOATS_(rows) + from * MOE_PANEL,
-                 lane->sum + (panel + p - patch->panel) * plan->chunk_rows * MOE_PANEL);
-    }
+  summands->expert = plan->run_expert[plan->run[plan->order[at]]];
+  summands->rows = rows;
+  summands->row = plan->order + at;
+  for (int64_t i = 0; i < rows; i++) {
+    summands->token[i] = (int32_t)(plan->token[summands->row[i]] - chunk * MOE_CHUNK);
+    summands->affinity[i] = plan->affinity[summands->row[i]];
   }
 }
 
-/* The products of rows order[at, at+rows) with panels from `panel` on, those that are there already, in the lane's. */
-MOE_FN void moe_combine_take_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t rows, int64_t at, int64_t panel,
-                              int64_t count) {
-  const int64_t H = stage->call->layer.H;
-  const int32_t *row = stage->call->plan.order + at;
+/* Their products with panels from `panel` on, on their way into the lane's sums. */
+typedef struct moe_combine_leaving_ {
+  const moe_combine_ *stage;
+  const moe_patch_ *patch;
+  const moe_summands_ *summands;
+  int64_t panel;
+  float *sum;
+} moe_combine_leaving_;
+
+MOE_FN void moe_combine_leave_(void *arg, int64_t p, float *c) {
+  const moe_combine_leaving_ *leaving = (const moe_combine_leaving_ *)arg;
+  const moe_combine_ *stage = leaving->stage;
+  const int64_t panel = leaving->panel + p, h0 = panel * MOE_PANEL;
+  stage->add(stage, leaving->summands, h0, moe_min_(MOE_PANEL, stage->call->layer.H - h0), c,
+             leaving->sum + (panel - leaving->patch->panel) * stage->call->plan.chunk_rows * MOE_PANEL);
+}
+
+/* Products that are there already: `count` panels of them leave by way of c. */
+MOE_FN void moe_combine_take_(moe_combine_leaving_ *leaving, float *c, int64_t count) {
+  const moe_summands_ *summands = leaving->summands;
+  const int64_t H = leaving->stage->call->layer.H;
   for (int64_t p = 0; p < count; p++) {
-    const int64_t h0 = (panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, H - h0);
-    float *c = lane->c + p * MOE_PRODUCTS_FLOATS_(rows);
-    for (int64_t i = 0; i < rows; i++)
-      memcpy(c + i * MOE_PANEL, stage->products + row[i] * H + h0, (size_t)n * sizeof *c);
+    const int64_t h0 = (leaving->panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, H - h0);
+    for (int64_t i = 0; i < summands->rows; i++)
+      memcpy(c + i * MOE_PANEL, leaving->stage->products + summands->row[i] * H + h0, (size_t)n * sizeof *c);
+    moe_combine_leave_(leaving, p, c);
   }
 }
 
@@ -131,17 +138,18 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
   const int64_t step = moe_rows_at_once_(end - at), last = patch->panel + patch->panels;
   for (; at < end; at += step) {
     moe_left_ left;
+    moe_summands_ summands;
     moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from,
                    stage->k, &left);
+    moe_combine_summands_(stage, patch->chunk, at, left.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
+      moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
+      const moe_results_ results = {NULL, moe_combine_leave_, &leaving};
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
       count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
       right = moe_right_part_(&right, 0, count);
-      if (stage->products)
-        moe_combine_take_(stage, lane, left.rows, at, panel, count);
-      else
-        moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, NULL);
-      moe_combine_leave_(stage, lane, left.rows, at, patch, panel, count);
+      if (stage->products) moe_combine_take_(&leaving, lane->c, count);
+      else moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, &results);
     }
   }
 }

@@ -98,13 +98,9 @@ MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
   memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
 }
 
-MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
-  const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  for (int64_t p = 0; p < products->panels; p++) {
-    const int64_t panel = products->panel + p;
-    moe_down_grad_rows_(stage, products->first, products->rows, panel * MOE_PANEL, moe_products_columns_(products, p),
-                        moe_products_of_(products, p), products->sum + (panel - span->first) * MOE_BIAS_SUMS_);
-  }
+MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
+  moe_down_grad_rows_((const moe_down_grad_ *)arg, p->first, p->rows, p->panel * MOE_PANEL, p->n, p->c,
+                      p->sum + p->within * MOE_BIAS_SUMS_);
 }
 
 MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {

@@ -3,30 +3,19 @@
 #ifndef MOE_LAYER_EXPERT_STAGE_H
 #define MOE_LAYER_EXPERT_STAGE_H
 
-/* The products of an expert's rows [first, first+rows) with some of its panels. */
+/* The products of an expert's rows [first, first+rows) with one of its panels, of n columns of each part. */
 typedef struct moe_products_ {
   int64_t expert, first, rows;
-  int64_t panel, panels;   /* the first panel, and how many */
-  const moe_right_ *right; /* these panels */
-  float *c, *sum;          /* sum: the item's own, see moe_expert_stage_ */
+  int64_t panel, within, n; /* within: counted from the work item's first */
+  float *c, *sum;           /* sum: the item's own, see moe_expert_stage_ */
 } moe_products_;
-
-MOE_FN float *moe_products_of_(const moe_products_ *products, int64_t p) {
-  return products->c + p * MOE_PRODUCTS_FLOATS_(products->rows);
-}
-
-/* Columns of panel p; of each part. */
-MOE_FN int64_t moe_products_columns_(const moe_products_ *products, int64_t p) {
-  const int64_t width = moe_right_width_(products->right);
-  return moe_min_(width, products->right->n - p * width);
-}
 
 typedef struct moe_expert_stage_ {
   const moe_group_ *group;
   moe_rows_ left; /* row r of the group */
   moe_dtype left_dtype;
-  moe_right_ (*right)(const void *arg, int64_t expert);                           /* all panels of an expert */
-  void (*leave)(void *arg, const moe_products_ *products, const moe_span_ *span); /* span: all of the item's panels */
+  moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
+  void (*leave)(void *arg, const moe_products_ *products);
   /* (optional) Before and after all rows of an item, which has the lane's `sum` to itself. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
@@ -51,16 +40,35 @@ MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) 
   *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right, rows);
 }
 
+/* Products on their way out. */
+typedef struct moe_expert_leaving_ {
+  const moe_expert_stage_ *stage;
+  const moe_right_ *right;
+  moe_products_ products; /* of the first panel */
+} moe_expert_leaving_;
+
+MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
+  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
+  const int64_t width = moe_right_width_(leaving->right);
+  moe_products_ products = leaving->products;
+  products.panel += p;
+  products.within += p;
+  products.n = moe_min_(width, leaving->right->n - p * width);
+  products.c = c;
+  leaving->stage->leave(leaving->stage->arg, &products);
+}
+
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
-                                   int64_t first, moe_span_ span, const moe_ahead_ *next) {
-  const moe_right_ all = stage->right(stage->arg, span.expert);
-  const int64_t most = moe_group_panels_(&stage->group->kernels, left, &all), end = span.first + span.count;
-  for (int64_t panel = span.first, count; panel < end; panel += count) {
+                                   int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
+  const moe_right_ all = stage->right(stage->arg, span->expert);
+  const int64_t most = moe_group_panels_(&stage->group->kernels, left, &all), end = span->first + span->count;
+  for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     const moe_right_ right = moe_right_part_(&all, panel, count);
-    const moe_products_ products = {span.expert, first, left->rows, panel, count, &right, lane->c, lane->sum};
-    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, NULL);
-    stage->leave(stage->arg, &products, &span);
+    const moe_products_ products = {span->expert, first, left->rows, panel, panel - span->first, 0, NULL, lane->sum};
+    moe_expert_leaving_ leaving = {stage, &right, products};
+    const moe_results_ results = {NULL, moe_expert_stage_leave_, &leaving};
+    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, &results);
   }
 }
 
@@ -75,7 +83,7 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
     moe_left_ left;
     moe_lane_left_(stage->group, &lane, stage, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0,
                    stage->k, &left);
-    moe_expert_stage_rows_(stage, &lane, &left, first, span, &turn->ahead);
+    moe_expert_stage_rows_(stage, &lane, &left, first, &span, &turn->ahead);
   }
   if (stage->end) stage->end(stage->arg, span, lane.sum);
 }

@@ -79,15 +79,10 @@ MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, int64_t expert, int64
                                 c + i * MOE_PANEL + (part - call->glu.skip_gate) * width);
 }
 
-MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
+MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *p) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
-  (void)span;
-  for (int64_t p = 0; p < products->panels; p++) {
-    const int64_t n = moe_products_columns_(products, p);
-    float *c = moe_products_of_(products, p);
-    moe_gate_up_scale_(stage->call, products->expert, products->panel + p, n, products->rows, c);
-    moe_gate_up_panel_(stage, products->expert, products->panel + p, n, products->first, products->rows, c);
-  }
+  moe_gate_up_scale_(stage->call, p->expert, p->panel, p->n, p->rows, p->c);
+  moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
 }
 
 MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {

@@ -97,10 +97,10 @@ MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const
   *lane->held = left->keep ? now : none;
 }
 
-/* lane's products = left * right, at most moe_group_panels_ of them, while `next` is fetched, and `into`. */
+/* left * right, at most moe_group_panels_ of them, while `next` is fetched. */
 MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right,
-                               const moe_ahead_ *next, const moe_ahead_ *into) {
-  const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next, into};
+                               const moe_ahead_ *next, const moe_results_ *results) {
+  const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next, results};
   moe_multiply_(&m);
   left->held = left->keep;
 }

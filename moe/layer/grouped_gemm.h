@@ -124,12 +124,8 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows,
   moe_leave_rows_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
 }
 
-MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *products, const moe_span_ *span) {
-  const moe_grouped_ *g = (const moe_grouped_ *)arg;
-  (void)span;
-  for (int64_t p = 0; p < products->panels; p++)
-    moe_grouped_store_(g, products->first, products->rows, (products->panel + p) * MOE_PANEL,
-                       moe_products_columns_(products, p), moe_products_of_(products, p));
+MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *p) {
+  moe_grouped_store_((const moe_grouped_ *)arg, p->first, p->rows, p->panel * MOE_PANEL, p->n, p->c);
 }
 
 MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {

@@ -33,14 +33,20 @@ MOE_FN void moe_leave_rows_(const moe_kernels *kernels, moe_dtype dtype, char *d
   }
 }
 
+/* Adds what is stored. */
+MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *stored, int64_t stride, moe_dtype dtype,
+                            int64_t rows, int64_t n) {
+  for (int64_t i = 0; i < rows; i++) {
+    float old[MOE_PANEL];
+    moe_load_row_(kernels, dtype, old, stored + i * stride, n);
+    kernels->add_scaled(sum + i * MOE_PANEL, old, 1.0f, n);
+  }
+}
+
 /* Rows of dst, `stride` bytes apart, = sums, 64 apart; or dst += sums, rounded once. The sums are used up. */
 MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t stride, moe_dtype dtype, float *sum,
                             int64_t rows, int64_t n, int accumulate) {
-  for (int64_t i = 0; i < rows && accumulate; i++) {
-    float old[MOE_PANEL];
-    moe_load_row_(kernels, dtype, old, dst + i * stride, n);
-    kernels->add_scaled(sum + i * MOE_PANEL, old, 1.0f, n);
-  }
+  if (accumulate) moe_add_stored_(kernels, sum, dst, stride, dtype, rows, n);
   moe_leave_rows_(kernels, dtype, dst, stride, NULL, sum, rows, n);
 }
 

@@ -110,12 +110,14 @@ MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t
                          moe_min_(panels * MOE_PANEL, stage->n - n0) * size);
 }
 
-/* The same from the products in c. */
+/* A panel of them from its products; they have been fetched. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
                                    int64_t n, float *c) {
+  const moe_kernels *kernels = &stage->group->kernels;
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
   char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
-  moe_store_sums_(&stage->group->kernels, dst, stride, stage->dtype, c, rows, n, stage->accumulate);
+  if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
+  kernels->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
   for (int64_t i = 0; i < rows && n0 == 0 && stage->blank && !stage->accumulate; i++)
     memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
@@ -135,8 +137,9 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     const moe_ahead_ ahead =
         more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
     const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, count, n0, panels);
+    const moe_results_ results = {&into, NULL, NULL};
     moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, count);
-    moe_lane_multiply_(group, lane, &left, &right, &ahead, &into);
+    moe_lane_multiply_(group, lane, &left, &right, &ahead, &results);
     for (int64_t j = 0; j < panels; j++)
       moe_weight_grad_store_(stage, expert, m0, count, n0 + j * MOE_PANEL,
                              moe_min_(MOE_PANEL, stage->n - n0 - j * MOE_PANEL),
