@@ -97,7 +97,8 @@ MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const
   *lane->held = left->keep ? now : none;
 }
 
-/* left * right, at most moe_group_panels_ of them, while `next` is fetched. */
+/* left * right, at most moe_group_panels_ of them, to `results` or, NULL, the lane's products; `next` is fetched
+   meanwhile. */
 MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right,
                                const moe_ahead_ *next, const moe_results_ *results) {
   const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next, results};

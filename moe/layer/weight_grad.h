@@ -110,7 +110,7 @@ MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t
                          moe_min_(panels * MOE_PANEL, stage->n - n0) * size);
 }
 
-/* A panel of them from its products; they have been fetched. */
+/* A panel of them from its products; the product has fetched them. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
                                    int64_t n, float *c) {
   const moe_kernels *kernels = &stage->group->kernels;
