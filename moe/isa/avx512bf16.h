@@ -1,11 +1,20 @@
 /* AVX-512 BF16: the vocabulary is avx512's; this adds the dot product of bf16 pairs. Other new operations stay unused
-   because they flush subnormals where the numeric contract does not. */
+   because they flush subnormals where the numeric contract does not, except where there are none. */
 #ifndef MOE_ISA_AVX512BF16_H
 #define MOE_ISA_AVX512BF16_H
 
 /* Per 32-bit lane: fma(a.lo, b.lo, fma(a.hi, b.hi, c)), subnormals in and out taken as zero. */
 MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+
+/* Two vectors side by side as bf16; neither has a NaN or a subnormal. */
+MOE_INLINE __m512i moe_round2_avx512bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
+
+/* Whether any of four vectors has a NaN. */
+MOE_INLINE int moe_any_nan4_avx512bf16(const __m512 *x) {
+  const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);
+  return !_mm512_kortestz(first, _mm512_cmp_ps_mask(x[2], x[3], _CMP_UNORD_Q));
 }
 
 /* The first n bf16 as pairs in words, the rest zero. */

@@ -24,8 +24,9 @@ typedef struct moe_left_ {
      pieces are there already. */
   char *gathered;
   int keep, held;
-  /* Instead of place and dtype: makes elements [from, from+k) of all rows a gathered piece. `room`: for a piece of a
-     panel. */
+  /* Instead of place and dtype: makes elements [from, from+k) of all rows a gathered piece or, `across`, a panel whose
+     columns they are. `room`: for a piece of a panel. */
+  int across;
   void (*gather)(const struct moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
                  char *room);
   const void *source;     /* what this needs: the tensor, */

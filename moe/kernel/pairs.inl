@@ -52,52 +52,82 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-/* One pair of k. After the last a row's sums leave for c, if there is one, as they are done: stores in one block would
-   keep the products of the next tile waiting. */
-MOE_INLINE void MOE_K(tile_pair)(int rows, const char *row, const MOE_V(i) *b, float *c,
-                                 MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
+/* Row i's sums go to c, or for good, rounded: none is subnormal, and only a NaN takes the way over c. */
+MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
+  float *c = t->c + i * MOE_PANEL;
+  char *to = t->to + i * t->to_stride;
+  const int by_c = !leaves || MOE_K(any_nan4)(sum);
+  MOE_UNROLL
+  for (int j = 0; j < MOE_PANEL / MOE_W && by_c; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
+  if (!leaves) return;
+  if (by_c) {
+    MOE_CAT(moe_store_rows_bf16_, MOE_VOCABULARY)(to, 0, NULL, c, 1, MOE_PANEL);
+    return;
+  }
+  MOE_UNROLL
+  for (int j = 0; j < MOE_PANEL / MOE_W; j += 2) {
+    const MOE_V(i) both = MOE_K(round2)(sum[j], sum[j + 1]);
+    if (t->past) MOE_V(storei_past)(to + j * MOE_W * 2, both);
+    else MOE_V(storei)(to + j * MOE_W * 2, both);
+  }
+}
+
+/* What follows a pair of k: the next one, or the rows' ends, each as soon as its sums are done: stores in one block
+   would keep the products of the next tile waiting. */
+enum MOE_K(tile_then) { MOE_K(tile_goes_on), MOE_K(tile_ends), MOE_K(tile_leaves) };
+
+/* One pair of k, of rows a piece apart or, `across`, of a panel's columns. */
+MOE_INLINE void MOE_K(tile_pair)(int rows, int across, const char *row, const MOE_V(i) *b, const moe_tile_ *t,
+                                 enum MOE_K(tile_then) then, MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
-    MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * MOE_PIECE_BYTES));
+    MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * (across ? 4 : MOE_PIECE_BYTES)));
     MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
-      acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
-      if (c) MOE_V(store)(c + i * MOE_PANEL + j * MOE_W, acc[i][j]);
-    }
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
+    if (then != MOE_K(tile_goes_on)) MOE_K(tile_row_end)(t, i, then == MOE_K(tile_leaves), acc[i]);
   }
 }
 
 /* The same from a packed panel, while memory is fetched. */
-MOE_INLINE void MOE_K(tile_packed)(int rows, const char *row, const uint32_t *panel, float *c, moe_tile_lines_ *lines,
+MOE_INLINE void MOE_K(tile_packed)(int rows, int across, const char *row, const uint32_t *panel, const moe_tile_ *t,
+                                   enum MOE_K(tile_then) then, moe_tile_lines_ *lines,
                                    MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_V(i) b[MOE_PANEL / MOE_W];
   moe_tile_fetch_(lines, 4, MOE_PIECE_BYTES);
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
-  MOE_K(tile_pair)(rows, row, b, c, acc);
+  MOE_K(tile_pair)(rows, across, row, b, t, then, acc);
 }
 
-MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, const moe_tile_ *t) {
+MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, int leaves, const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
   MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += 4, panel += MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += across ? MOE_SQUARE_ : 4, panel += MOE_PANEL) {
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_packed)(rows, row, panel, NULL, &lines, acc);
+    MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
   }
-  MOE_K(tile_packed)(rows, row, panel, t->c, &lines, acc);
+  if (leaves && t->to) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), &lines, acc);
+  else MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_ends), &lines, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
   switch (t->rows) {
-    case 1: MOE_K(tile_pairs_rows)(1, t); break;
-    case 2: MOE_K(tile_pairs_rows)(2, t); break;
-    case 3: MOE_K(tile_pairs_rows)(3, t); break;
-    case 4: MOE_K(tile_pairs_rows)(4, t); break;
-    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, t); break;
+    case 1:
+    case 2: MOE_K(tile_pairs_rows)(2, 0, 0, t); break;
+    case 3:
+    case 4: MOE_K(tile_pairs_rows)(4, 0, 0, t); break;
+    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 0, 0, t); break;
   }
+}
+
+MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
+  for (int64_t i = 0; t->to && !t->past && i < 2 * MOE_TILE_ROWS; i++)
+    __builtin_prefetch(t->to + i / 2 * t->to_stride + i % 2 * 64, 1, 3);
+  if (t->rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t);
+  else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t);
 }
 
 /* Like pack_tile.inl. */
@@ -122,7 +152,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
         __builtin_prefetch(even + stride + ahead, 0, 2);
       }
     }
-    MOE_K(tile_pair)(MOE_TILE_ROWS, row, b, NULL, acc);
+    MOE_K(tile_pair)(MOE_TILE_ROWS, 0, row, b, t, MOE_K(tile_goes_on), acc);
     src[0] += 2 * stride;
     src[1] += 2 * stride;
   }
@@ -144,7 +174,7 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
     }
     for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_PANEL) {
       MOE_OPAQUE_POINTER(row);
-      MOE_K(tile_packed)(MOE_TILE_ROWS, row, panel, NULL, &lines, acc);
+      MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
     }
   }
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
@@ -174,6 +204,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
   t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
   t->gather_tile = MOE_K(gather_tile_pairs);
+  t->across_tile = MOE_K(across_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
   t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);

@@ -26,6 +26,11 @@ typedef struct moe_results_ {
      stay. */
   void (*leave)(void *arg, int64_t p, float *c);
   void *arg;
+  /* Instead, where the left operand is a panel, or NULL: whole tiles of whole panels, of k > 0, leave for here within the
+     tile, row i of panel p for to + i * to_stride, 64*p elements of bf16 on (see moe_tile_); the rest stays. */
+  char *to;
+  int64_t to_stride;
+  int past;
 } moe_results_;
 
 typedef struct moe_operands_ {
@@ -70,7 +75,7 @@ MOE_FN void moe_gather_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t fr
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
-  char *gathered; /* the rows, `pitch` bytes apart */
+  char *gathered; /* the rows, `pitch` bytes apart (of a panel, its columns) */
   int64_t pitch;
   moe_ahead_ ahead, *into;
   int64_t ahead_panels;    /* see moe_piece_ahead_ */
@@ -183,32 +188,47 @@ MOE_FN void moe_leave_panel_(const moe_operands_ *m, int64_t p) {
   moe_fpenv_leave_(saved);
 }
 
+/* Where the tiles of panel p leave for after the last piece, if they do. */
+MOE_FN void moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, moe_tile_ *tile) {
+  const moe_results_ *results = m->results;
+  const int whole = (p + 1) * moe_right_width_(m->right) <= m->right->n;
+  tile->to = NULL;
+  if (!m->left->across || piece->more > 0 || !results || !results->to || !whole) return;
+  tile->to = results->to + p * MOE_PANEL * 2;
+  tile->to_stride = results->to_stride;
+  tile->past = results->past;
+}
+
 /* All rows times panel p. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_right_ one = moe_right_part_(m->right, p, 1);
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_left_ *left = m->left;
   const int gathers = !left->held && !left->gather;
+  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
-  moe_tile_fn_ multiply = m->kernels->tile[m->product];
+  moe_tile_fn_ multiply = usual;
   moe_tile_ tile;
   tile.k = piece->n;
   tile.panel = one.panel ? one.panel + moe_panel_bytes_(kind, piece->from) : m->piece;
   tile.add = piece->from > 0;
+  moe_tile_to_(m, piece, p, &tile);
   if (moe_packs_in_tile_(m, &one, piece)) {
     multiply = m->kernels->pack_tile[kind][one.dtype];
     moe_tile_source_(m, &one, piece, p, &tile);
   } else if (!one.panel) {
     moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
   }
-  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = m->kernels->tile[m->product]) {
+  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = usual) {
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * piece->pitch;
+    if (tile.rows < MOE_TILE_ROWS) tile.to = NULL;
     if (gathers && p == 0) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     moe_piece_fetch_(m, piece, i, &tile);
     if (gathers && piece->more > 0) moe_fetch_rows_(m, piece);
     multiply(&tile);
+    if (tile.to) tile.to += MOE_TILE_ROWS * tile.to_stride;
   }
 }
 
@@ -267,7 +287,7 @@ MOE_FN moe_piece_at_ moe_piece_begin_(const moe_operands_ *m, moe_panel_kind_ ki
   piece.from = from;
   piece.n = moe_min_(size, rest);
   piece.more = moe_min_(size, rest - piece.n);
-  piece.pitch = m->kernels->piece_bytes[kind];
+  piece.pitch = left->across ? 4 : m->kernels->piece_bytes[kind];
   piece.gathered = left->gathered + (left->keep ? from / size * left->rows * piece.pitch : 0);
   return piece;
 }

@@ -145,8 +145,8 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
 /* Up to MOE_TILE_ROWS rows times a panel, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
-   (piece_bytes) on. Five rows cost as much as six, so six are multiplied: the sixth may be anything, but there is room
-   for it, in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile
+   (piece_bytes) on. Rows are multiplied two, four or six at a time: those beyond the last may be anything, but there is
+   room for them, in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile
    has the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first
    a share of what the next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
 typedef struct moe_tile_ {
@@ -164,6 +164,11 @@ typedef struct moe_tile_ {
      fetched. */
   const char *later[2 * MOE_TILE_ROWS];
   char *gathered;
+  /* For across_tile: where the sums of MOE_TILE_ROWS rows go instead of c, rounded to bf16, rows to_stride bytes apart;
+     `past`: past the caches, all on whole lines. NULL: to c. */
+  char *to;
+  int64_t to_stride;
+  int past;
   moe_fetch_ fetch;
   int64_t fetches;
   const char *soon;
@@ -262,9 +267,9 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
-  /* If there are pairs: the tile that gathers, of MOE_TILE_ROWS rows and whole lines of them; pairs of an f32 panel, of
-     codes. */
-  moe_tile_fn_ gather_tile;
+  /* If there are pairs: the tile that gathers, of MOE_TILE_ROWS rows and whole lines of them; the tile whose left
+     operand is a panel, too, row i its column i, and whose sums can leave; pairs of an f32 panel, of codes. */
+  moe_tile_fn_ gather_tile, across_tile;
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);

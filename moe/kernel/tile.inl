@@ -97,9 +97,9 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     MOE_K(tile_fetch_share)(t, j, &lines);
     switch (t->rows) {
-      case 1: MOE_K(tile_columns)(1, t, &lines, t->row, j, t->c, flush); break;
+      case 1:
       case 2: MOE_K(tile_columns)(2, t, &lines, t->row, j, t->c, flush); break;
-      case 3: MOE_K(tile_columns)(3, t, &lines, t->row, j, t->c, flush); break;
+      case 3:
       case 4: MOE_K(tile_columns)(4, t, &lines, t->row, j, t->c, flush); break;
       default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, flush); break;
     }

@@ -59,8 +59,8 @@ MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert
                         panel);
 }
 
-/* Columns of x as rows of a product, by way of panels that stay in the first-level cache; rounded as everywhere, not in
-   the product's mode. */
+/* Columns of x as rows of a product: of panels where the tile takes those, else turned while they are in the first-level
+   cache; rounded as everywhere, not in the product's mode. */
 MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k,
                                     char *to, char *room) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
@@ -71,7 +71,9 @@ MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *ke
   for (int64_t at = 0; at < k; at += step) {
     const moe_rows_ part = moe_rows_from_(&all, from + at);
     const int64_t count = moe_min_(step, k - at);
-    moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, left->rows, room);
+    char *panel = left->across ? to + moe_panel_bytes_(kind, at) : room;
+    moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, left->rows, panel);
+    if (left->across) continue;
     moe_turn_panel_(kernels, kind, room, count, left->rows, to + at / per_word * 4, kernels->piece_bytes[kind]);
   }
   moe_fpenv_leave_(saved);
@@ -82,6 +84,7 @@ MOE_FN moe_left_ moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_
   moe_left_ left = {0};
   left.rows = n;
   left.gathered = lane->gathered;
+  left.across = stage->group->panel == MOE_PANEL_PAIRS;
   left.gather = moe_weight_grad_gather_;
   left.source = stage;
   left.expert = expert;
@@ -122,28 +125,53 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
     memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
 
+/* How many of `rows` rows of dW leave within the tile, as long as a panel is whole. */
+MOE_FN int64_t moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t expert, int64_t rows) {
+  const int can = stage->group->panel == MOE_PANEL_PAIRS && stage->dtype == MOE_DTYPE_BF16 && !stage->accumulate;
+  return can && !stage->blank && moe_group_rows_(stage->group, expert) > 0 ? rows / MOE_TILE_ROWS * MOE_TILE_ROWS : 0;
+}
+
+/* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
+MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
+  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
+  return stage->group->E * stage->m * stride >= MOE_PAST_LEAST && (uintptr_t)stage->output % 64 == 0 &&
+         stride % 64 == 0;
+}
+
+/* dW rows [m0, m0+rows) of `panels` panels at n0; `next` is read after them. */
+MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
+                                  int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
+                                  const moe_ahead_ *next) {
+  const int64_t in_tile = moe_weight_grad_in_tile_(stage, expert, rows);
+  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + in_tile, rows - in_tile, n0, panels);
+  moe_results_ results = {0};
+  results.into = &into;
+  results.to = in_tile ? moe_weight_grad_at_(stage, expert, m0, n0) : NULL;
+  results.to_stride = stage->n * moe_dtype_bytes_(stage->dtype);
+  results.past = moe_weight_grad_past_(stage);
+  moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
+  moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
+  for (int64_t j = 0; j < panels; j++) {
+    const int64_t at = n0 + j * MOE_PANEL, n = moe_min_(MOE_PANEL, stage->n - at), gone = n == MOE_PANEL ? in_tile : 0;
+    moe_weight_grad_store_(stage, expert, m0 + gone, rows - gone, at, n,
+                           lane->c + j * MOE_PRODUCTS_FLOATS_(rows) + gone * MOE_PANEL);
+  }
+}
+
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
                                      int64_t panels, const moe_ahead_ *next) {
-  const moe_group_ *group = stage->group;
-  const int64_t rows = moe_group_rows_(group, expert), bytes = moe_panel_bytes_(group->panel, rows);
+  const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at),
                            lane->grad + j * bytes);
   }
-  const moe_right_ right = moe_right_packed_(lane->grad, bytes, panels * MOE_PANEL, rows);
+  const moe_right_ right = moe_right_packed_(lane->grad, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
-    const int64_t count = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
+    const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
     const moe_ahead_ ahead =
         more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
-    const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, count, n0, panels);
-    const moe_results_ results = {&into, NULL, NULL};
-    moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, count);
-    moe_lane_multiply_(group, lane, &left, &right, &ahead, &results);
-    for (int64_t j = 0; j < panels; j++)
-      moe_weight_grad_store_(stage, expert, m0, count, n0 + j * MOE_PANEL,
-                             moe_min_(MOE_PANEL, stage->n - n0 - j * MOE_PANEL),
-                             lane->c + j * MOE_PRODUCTS_FLOATS_(count));
+    moe_weight_grad_rows_(stage, lane, expert, m0, rows, n0, panels, &right, &ahead);
   }
 }
 
