@@ -26,8 +26,8 @@ typedef struct moe_results_ {
      stay. */
   void (*leave)(void *arg, int64_t p, float *c);
   void *arg;
-  /* Instead, where the left operand is a panel, or NULL: whole tiles of whole panels, of k > 0, leave for here within the
-     tile, row i of panel p for to + i * to_stride, 64*p elements of bf16 on (see moe_tile_); the rest stays. */
+  /* Instead, where the left operand is a panel, or NULL: whole tiles of whole panels, of k > 0, leave for here within
+     the tile, row i of panel p for to + i * to_stride, 64*p elements of bf16 on (see moe_tile_); the rest stays. */
   char *to;
   int64_t to_stride;
   int past;

@@ -59,7 +59,7 @@ MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert
                         panel);
 }
 
-/* Columns of x as rows of a product: of panels where the tile takes those, else turned while they are in the first-level
+/* Columns of x as rows of a product: a panel where the tile takes that, else turned while they are in the first-level
    cache; rounded as everywhere, not in the product's mode. */
 MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k,
                                     char *to, char *room) {
