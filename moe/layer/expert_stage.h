@@ -20,19 +20,19 @@ typedef struct moe_expert_stage_ {
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
   void *arg;
-  int64_t k, panels, per_item;
+  int64_t k;
+  moe_split_ split;
 } moe_expert_stage_;
 
 /* The group's rows must be known. */
 MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, int64_t k) {
   stage->k = k;
-  stage->panels = panels;
-  stage->per_item = moe_group_per_item_(stage->group, panels);
+  stage->split = moe_group_split_(stage->group, panels);
 }
 
 MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
+  const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
   if (rows == 0) return; /* an expert without rows is never read */
   const moe_right_ all = stage->right(stage->arg, span.expert),
@@ -75,7 +75,7 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
 MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_lane_ lane = moe_lane_at_(stage->group, turn);
-  const moe_span_ span = moe_span_of_(item, stage->panels, stage->per_item);
+  const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
   if (stage->begin) stage->begin(stage->arg, span, lane.sum);
@@ -98,7 +98,7 @@ MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
-  const moe_work_ work = {stage->group->E * moe_ceil_div_(stage->panels, stage->per_item), moe_expert_stage_item_,
+  const moe_work_ work = {moe_split_items_(&stage->split, stage->group->E), moe_expert_stage_item_,
                           stage, moe_expert_stage_streams_(stage) ? NULL : moe_expert_stage_ahead_};
   return work;
 }

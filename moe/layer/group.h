@@ -130,21 +130,41 @@ MOE_FN int moe_group_few_(const moe_group_ *group) {
   return group->first[group->E] <= MOE_ROWS_FEW * moe_group_used_(group);
 }
 
-/* Panels that an item over experts takes: a group or, where the weights stream past, as many as can at once. */
-MOE_FN int64_t moe_group_per_item_(const moe_group_ *group, int64_t panels) {
-  const int64_t used = moe_group_used_(group);
-  return moe_panels_per_item_(group->lanes, used, panels, moe_group_few_(group) ? MOE_PANELS_FEW : MOE_PANELS_MAX);
-}
-
-/* The panels of one item of a stage over experts: [first, first+count) of `panels`, `per_item` at a time. */
+/* The panels of one item of a stage over experts. */
 typedef struct moe_span_ {
   int64_t expert, first, count;
 } moe_span_;
 
-MOE_FN moe_span_ moe_span_of_(int64_t item, int64_t panels, int64_t per_item) {
-  const int64_t parts = moe_ceil_div_(panels, per_item);
-  moe_span_ span = {item / parts, item % parts * per_item, 0};
-  span.count = moe_min_(per_item, panels - span.first);
+/* How the panels of all experts divide into items: `per_item` at a time, those of the experts from `last` on `fewer`, so
+   that lanes end together. */
+typedef struct moe_split_ {
+  int64_t panels, per_item, last, fewer;
+} moe_split_;
+
+/* An item takes a group of panels or, where the weights stream past, as many as can at once. */
+MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
+  const int few = moe_group_few_(group);
+  moe_split_ split = {panels, 0, group->E, 1};
+  split.per_item = moe_panels_per_item_(group->lanes, moe_group_used_(group), panels,
+                                        few ? MOE_PANELS_FEW : MOE_PANELS_MAX);
+  const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
+  if (few || group->lanes == 1 || last > group->E / 4) return split;
+  split.last -= last;
+  split.fewer = moe_ceil_div_(split.per_item, 4);
+  return split;
+}
+
+MOE_FN int64_t moe_split_items_(const moe_split_ *split, int64_t E) {
+  return split->last * moe_ceil_div_(split->panels, split->per_item) +
+         (E - split->last) * moe_ceil_div_(split->panels, split->fewer);
+}
+
+MOE_FN moe_span_ moe_span_of_(const moe_split_ *split, int64_t item) {
+  const int64_t before = split->last * moe_ceil_div_(split->panels, split->per_item);
+  const int64_t at = item < before ? item : item - before, count = item < before ? split->per_item : split->fewer;
+  const int64_t parts = moe_ceil_div_(split->panels, count);
+  moe_span_ span = {(item < before ? 0 : split->last) + at / parts, at % parts * count, 0};
+  span.count = moe_min_(count, split->panels - span.first);
   return span;
 }
 

@@ -107,6 +107,8 @@ struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int 
       {26, 600, 70, 4, 2, 8},   {5, 400, 40, 30, 4, 2},   {430, 130, 20, 1, 1, 100},
       /* about as much of the rows as is kept gathered, of some rows and of more */
       {30, 5600, 4, 1, 1, 30},  {380, 1000, 5, 1, 1, 380},
+      /* so many experts that the last ones' work is divided finer */
+      {430, 24, 520, 24, 2, 36},
   };
   struct problem_options o = problem_options_random(seed, dtype);
   const int64_t *s = shape[kind];
