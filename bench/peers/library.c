@@ -15,29 +15,30 @@
 #include "../../examples/pool.h"
 #include "../dtypes.h"
 #include "../limits.h"
+#include "../tile.h"
 #include "../layer.h"
 #include "../weights.h"
 #include "../make.h"
 #include "../ops.h"
+#include "../run.h"
 
-static bench_machine peer_machine;
-static moe_context peer_context;
+static bench_setting peer;
 
 void peer_start(int threads) {
-  bench_machine_start(&peer_machine, threads);
-  peer_context = bench_context(&peer_machine);
+  bench_machine_start(&peer.machine, threads);
+  peer.ctx = bench_context(&peer.machine);
 }
 
-void peer_stop(void) { bench_machine_stop(&peer_machine); }
+void peer_stop(void) { bench_machine_stop(&peer.machine); }
 
-void peer_empty_caches(void) { bench_empty_caches(&peer_machine); }
+void peer_empty_caches(void) { bench_empty_caches(&peer.machine); }
 
 /* NULL when there is no memory for it. */
 bench_layer *peer_make(const int64_t *shape, const char *dtype, int backward) {
   const bench_shape s = {shape[0], shape[1], shape[2], shape[3], shape[4]};
   bench_layer *layer = (bench_layer *)malloc(sizeof *layer);
   if (layer)
-    *layer = bench_make(&peer_context, s, bench_dtype_named(dtype), &bench_weights_plain, 0, 0,
+    *layer = bench_make(&peer.ctx, s, bench_dtype_named(dtype), &bench_weights_plain, 0, 0,
                         backward ? BENCH_TRAINING : BENCH_EXPERTS);
   return layer;
 }
@@ -49,7 +50,16 @@ void peer_free(bench_layer *layer) {
 
 /* Ends the program when the library refuses. */
 void peer_run(const bench_layer *layer, const char *op) {
-  bench_expect(&peer_context, bench_op_named(op)->run(&peer_context, layer));
+  bench_expect(&peer.ctx, bench_op_named(op)->run(&peer.ctx, layer));
+}
+
+/* Seconds that the machine's limits, as they are now, leave for an operation. */
+double peer_limit(const bench_layer *layer, const char *op) {
+  bench_result result = {.op = bench_op_named(op)};
+  result.flops = result.op->flops(layer);
+  result.bytes = result.op->bytes(layer);
+  peer.dtype = layer->dtype;
+  return bench_limit_seconds(&peer, &result, bench_measure_limits(&peer.machine, peer.machine.threads.threads));
 }
 
 /* NULL when there is no tensor of that name. */

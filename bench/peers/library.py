@@ -31,6 +31,8 @@ class Library:
         self.calls.peer_make.restype = ctypes.c_void_p
         self.calls.peer_free.argtypes = [ctypes.c_void_p]
         self.calls.peer_run.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.calls.peer_limit.restype = ctypes.c_double
+        self.calls.peer_limit.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self.calls.peer_tensor.restype = ctypes.c_void_p
         self.calls.peer_tensor.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self.calls.peer_start(threads)
@@ -87,6 +89,10 @@ class Ours:
     def free(self):
         """The arrays, and what peers made of them, must not be used any more."""
         self.library.calls.peer_free(self.layer)
+
+    def limit(self, op):
+        """Seconds that the machine's own limits, measured now, leave for the operation."""
+        return self.library.calls.peer_limit(self.layer, op.encode())
 
     def forward(self):
         self.library.calls.peer_run(self.layer, b"fwd")
