@@ -152,9 +152,9 @@ def case(library, kinds, model, op, T, arguments):
     limit = 0.5 * (limit + ours.limit(op))  # it drifts
     flops = (12 if op == "bwd" else 6) * T * K * H * I
     for side, each in zip([ours, *peers], seconds):
+        share = f"{100 * limit / each:.1f} % of the limit"
         ratio = "" if side is ours else f", moe.h is {each / seconds[0]:.2f} times as fast"
-        print(f"  {side.name:12}{each * 1e3:10.2f} ms {flops / each * 1e-9:9.1f} GFLOP/s {100 * limit / each:5.1f} % of "
-              f"the limit{ratio}", flush=True)
+        print(f"  {side.name:12}{each * 1e3:10.2f} ms {flops / each * 1e-9:9.1f} GFLOP/s, {share}{ratio}", flush=True)
     for side in [*peers, ours]:
         side.free()
     return min(seconds[1:]) / seconds[0], min(seconds[1:]) / limit

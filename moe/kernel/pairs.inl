@@ -55,15 +55,13 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 /* Row i's sums go to c, or for good, rounded: none is subnormal, and only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
   float *c = t->c + i * MOE_PANEL;
-  char *to = t->to + i * t->to_stride;
-  const int by_c = !leaves || MOE_K(any_nan4)(sum);
-  MOE_UNROLL
-  for (int j = 0; j < MOE_PANEL / MOE_W && by_c; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
-  if (!leaves) return;
-  if (by_c) {
-    MOE_CAT(moe_store_rows_bf16_, MOE_VOCABULARY)(to, 0, NULL, c, 1, MOE_PANEL);
+  if (!leaves || MOE_K(any_nan4)(sum)) {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
+    if (leaves) MOE_CAT(moe_store_rows_bf16_, MOE_VOCABULARY)(t->to + i * t->to_stride, 0, NULL, c, 1, MOE_PANEL);
     return;
   }
+  char *to = t->to + i * t->to_stride;
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j += 2) {
     const MOE_V(i) both = MOE_K(round2)(sum[j], sum[j + 1]);
