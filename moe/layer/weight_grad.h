@@ -1,6 +1,6 @@
 /* Stage: weight gradients, dW[e] = sum over the expert's rows of x[row]^T y[row]. Both operands are taken straight
-   from where their rows lie, y as panels, x turned into rows; the contraction runs over rows in block order, whole, so
-   nothing is added up twice. */
+   from where their rows lie, y as panels, x as a panel as well or, where the tile does not take that, turned into rows;
+   the contraction runs over rows in block order, whole, so nothing is added up twice. */
 #ifndef MOE_LAYER_WEIGHT_GRAD_H
 #define MOE_LAYER_WEIGHT_GRAD_H
 
