@@ -58,6 +58,9 @@ MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
   return work;
 }
 
+/* Whether a lane's share of the items is known beforehand: then all should be alike. */
+MOE_FN int moe_in_shares_(const moe_context *ctx) { return ctx && ctx->schedule == MOE_SCHEDULE_HI_LO; }
+
 /* The lane's n-th item, or -1 when there are no more. */
 MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t lane, int64_t n) {
   if (job->schedule == MOE_SCHEDULE_HI_LO) {

@@ -251,6 +251,7 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
+  call->group.in_shares = moe_in_shares_(ctx);
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
   backward->output_grad =
       moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,

@@ -230,6 +230,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
+  call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
   call->hidden =
       moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);

@@ -9,6 +9,7 @@ typedef struct moe_group_ {
   moe_panel_kind_ panel;
   int64_t E;
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
+  int in_shares;        /* see moe_in_shares_ */
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
   int64_t lane_bytes, gather_bytes, sum_bytes;
@@ -148,7 +149,7 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
   split.per_item = moe_panels_per_item_(group->lanes, moe_group_used_(group), panels,
                                         few ? MOE_PANELS_FEW : MOE_PANELS_MAX);
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
-  if (few || group->lanes == 1 || last > group->E / 4) return split;
+  if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
   split.last -= last;
   split.fewer = moe_ceil_div_(split.per_item, 4);
   return split;

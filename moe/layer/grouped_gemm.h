@@ -175,6 +175,7 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
 }
 
 MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
+  g->group.in_shares = moe_in_shares_(ctx);
   g->first[0] = 0;
   for (int64_t e = 0; e < g->args->E; e++) g->first[e + 1] = g->first[e] + g->args->m_sizes[e];
   for (int64_t i = 0; i < g->total && g->args->permute_x; i++)
