@@ -136,8 +136,8 @@ typedef struct moe_span_ {
   int64_t expert, first, count;
 } moe_span_;
 
-/* How the panels of all experts divide into items: `per_item` at a time, those of the experts from `last` on `fewer`, so
-   that lanes end together. */
+/* How the panels of all experts divide into items: `per_item` at a time, those of the experts from `last` on `fewer`,
+   so that lanes end together. */
 typedef struct moe_split_ {
   int64_t panels, per_item, last, fewer;
 } moe_split_;
