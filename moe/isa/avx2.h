@@ -239,7 +239,11 @@ MOE_INLINE __m256 moe_load_f32_avx2(const void *p) { return moe_load_avx2(p); }
 MOE_INLINE __m256 moe_loadn_f32_avx2(const void *p, int64_t n) { return moe_loadn_avx2(p, n); }
 MOE_INLINE __m256 moe_load_bf16_avx2(const void *p) { return moe_bf16_decode_avx2(moe_load16_avx2(p)); }
 MOE_INLINE __m256 moe_loadn_bf16_avx2(const void *p, int64_t n) { return moe_bf16_decode_avx2(moe_load16n_avx2(p, n)); }
-MOE_INLINE __m256 moe_load_fp16_avx2(const void *p) { return _mm256_cvtph_ps(moe_load16_avx2(p)); }
+MOE_INLINE __m256 moe_load_fp16_avx2(const void *p) {
+  __m256 x = _mm256_cvtph_ps(moe_load16_avx2(p));
+  MOE_OPAQUE(x); /* clang 14 would keep halves instead, and load them one by one */
+  return x;
+}
 MOE_INLINE __m256 moe_loadn_fp16_avx2(const void *p, int64_t n) { return _mm256_cvtph_ps(moe_load16n_avx2(p, n)); }
 
 MOE_INLINE void moe_store_f32_avx2(void *p, __m256 x) { moe_store_avx2(p, moe_canon_avx2(x)); }

@@ -167,7 +167,11 @@ MOE_INLINE __m512 moe_load_bf16_avx512(const void *p) { return moe_bf16_decode_a
 MOE_INLINE __m512 moe_loadn_bf16_avx512(const void *p, int64_t n) {
   return moe_bf16_decode_avx512(moe_load16n_avx512(p, n));
 }
-MOE_INLINE __m512 moe_load_fp16_avx512(const void *p) { return _mm512_cvtph_ps(moe_load16_avx512(p)); }
+MOE_INLINE __m512 moe_load_fp16_avx512(const void *p) {
+  __m512 x = _mm512_cvtph_ps(moe_load16_avx512(p));
+  MOE_OPAQUE(x); /* clang 14 would keep halves instead, and load them one by one */
+  return x;
+}
 MOE_INLINE __m512 moe_loadn_fp16_avx512(const void *p, int64_t n) { return _mm512_cvtph_ps(moe_load16n_avx512(p, n)); }
 
 MOE_INLINE void moe_store_f32_avx512(void *p, __m512 x) { moe_store_avx512(p, moe_canon_avx512(x)); }
