@@ -280,11 +280,6 @@ static void test_caller_modes(void **state) {
 }
 
 int main(void) {
-  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define EACH_DTYPE(test)                                                                                   \
-  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {                      \
-    #test " fp16", test, NULL, NULL, &fp16                                                                 \
-  }
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens),

@@ -351,11 +351,6 @@ static void test_documented_workspace(void **state) {
 }
 
 int main(void) {
-  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define EACH_DTYPE(test)                                                                          \
-  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {                  \
-    #test " fp16", test, NULL, NULL, &fp16                                                              \
-  }
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_page_after),           EACH_DTYPE(test_page_before),
       EACH_DTYPE(test_empty_expert),         EACH_DTYPE(test_nan_stays_in_its_row),

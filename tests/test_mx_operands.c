@@ -477,11 +477,6 @@ static void test_workspace(void **state) {
 }
 
 int main(void) {
-  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define EACH_DTYPE(test)                                                                                   \
-  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, {                      \
-    #test " fp16", test, NULL, NULL, &fp16                                                                 \
-  }
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_by_hand), EACH_DTYPE(test_every_rounding), EACH_DTYPE(test_long_shapes), EACH_DTYPE(test_layouts),
       EACH_DTYPE(test_rows), EACH_DTYPE(test_weights_beforehand), EACH_DTYPE(test_hidden_states_beforehand),

@@ -265,16 +265,11 @@ static void test_pairs(void **state) {
 }
 
 int main(void) {
-  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
-#define PER_DTYPE(test)                                                               \
-  {#test " f32", test, NULL, NULL, &f32}, {#test " bf16", test, NULL, NULL, &bf16}, { \
-#test " fp16", test, NULL, NULL, &fp16                                            \
-  }
   const struct CMUnitTest tests[] = {
-      PER_DTYPE(test_mx),
-      PER_DTYPE(test_row_counts),
-      PER_DTYPE(test_float_scales),
-      PER_DTYPE(test_scaled_backward),
+      EACH_DTYPE(test_mx),
+      EACH_DTYPE(test_row_counts),
+      EACH_DTYPE(test_float_scales),
+      EACH_DTYPE(test_scaled_backward),
       cmocka_unit_test(test_scaled_sums),
       cmocka_unit_test(test_tiny_scales),
       cmocka_unit_test(test_pairs),

@@ -158,11 +158,8 @@ static void test_bad_input(void **state) {
 }
 
 int main(void) {
-  static moe_dtype f32 = MOE_DTYPE_F32, bf16 = MOE_DTYPE_BF16, fp16 = MOE_DTYPE_FP16;
   const struct CMUnitTest tests[] = {
-      {"test_storage f32", test_storage, NULL, NULL, &f32},
-      {"test_storage bf16", test_storage, NULL, NULL, &bf16},
-      {"test_storage fp16", test_storage, NULL, NULL, &fp16},
+      EACH_DTYPE(test_storage),
       cmocka_unit_test(test_bad_input),
   };
   return cmocka_run_group_tests_name("quantized activations", tests, NULL, NULL);

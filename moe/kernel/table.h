@@ -146,9 +146,9 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
 /* Up to MOE_TILE_ROWS rows times a panel, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
    (piece_bytes) on. Two, four or six are multiplied: those beyond the last may be anything, but there is room for them,
-   in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile
-   has the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first
-   a share of what the next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
+   in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile has the
+   panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a share
+   of what the next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
 typedef struct moe_tile_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -169,6 +169,7 @@ typedef struct moe_tile_ {
   char *to;
   int64_t to_stride;
   int past;
+  /* For all: see above. */
   moe_fetch_ fetch;
   int64_t fetches;
   const char *soon;

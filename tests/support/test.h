@@ -27,4 +27,16 @@ static inline int test_use_isa(int isa) {
 
 static inline void test_use_best_isa(void) { (void)moe_isa_limit(MOE_ISA_AVX512BF16); }
 
+/* A type as a test's state. */
+static inline void *test_dtype_state(moe_dtype dtype) {
+  static moe_dtype all[] = {MOE_DTYPE_DEFAULT, MOE_DTYPE_F32, MOE_DTYPE_BF16, MOE_DTYPE_FP16};
+  return &all[dtype];
+}
+
+/* In a list of tests: the same one for every type, which *state points to. */
+#define EACH_DTYPE(test)                                                \
+  {#test " f32", test, NULL, NULL, test_dtype_state(MOE_DTYPE_F32)},    \
+  {#test " bf16", test, NULL, NULL, test_dtype_state(MOE_DTYPE_BF16)},  \
+  {#test " fp16", test, NULL, NULL, test_dtype_state(MOE_DTYPE_FP16)}
+
 #endif /* MOE_TEST_TEST_H */
