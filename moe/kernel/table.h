@@ -14,9 +14,8 @@ enum {
   MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
-  MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows */
-  MOE_STREAM_ROWS = 3,     /* up to so many rows' sums stay in registers instead, */
-  MOE_STREAM_TALL = 8      /* for so many rows of columns */
+  MOE_STREAM_VECTORS = 8, /* vectors of columns that a stream converts before it multiplies them with all rows */
+  MOE_STREAM_ROWS = 8     /* up to so many rows, which take less time than memory does, it reads from end to end */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
@@ -211,6 +210,12 @@ typedef struct moe_stream_ {
   int64_t c_stride;
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
+
+/* Where the sums of the `wide` columns after j are, if those of the columns from j on are at c: `width` columns of a part
+   lie side by side in a panel. */
+MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
+  return c + wide + ((j + wide) % width ? 0 : s->c_stride - width);
+}
 
 /* Beside rows of a part from `from` on, of `bytes` each: what lies `ahead` of them, line by line, in the order it lies
    in. Into the second-level cache, which takes more at a time than the first. */
