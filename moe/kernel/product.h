@@ -275,8 +275,11 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
   }
 }
 
+/* Those of a row behind an odd number of them as well: streams may take two at a time. */
 MOE_FN void moe_clear_products_(const moe_operands_ *m) {
-  memset(m->c, 0, (size_t)(moe_right_panels_(m->right) * MOE_PRODUCTS_FLOATS_(m->left->rows)) * sizeof *m->c);
+  const int64_t rows = moe_even_(m->left->rows);
+  for (int64_t p = 0; p < moe_right_panels_(m->right); p++)
+    memset(m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows), 0, (size_t)(rows * MOE_PANEL) * sizeof *m->c);
 }
 
 /* The piece from `from` on, and where its rows lie gathered. */

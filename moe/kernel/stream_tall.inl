@@ -2,21 +2,25 @@
    read side by side from end to end, in the order that memory sends fastest. Included once per format with a vector
    load. */
 
-/* `rows` rows' pair of elements from `from` on times the two rows of columns, the odd one first. */
-MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from, moe_fetch_at_ *ahead) {
+/* `rows` rows' pair of elements from `from` on times the two rows of columns, the odd one first. A row that is not there
+   is the last one again. */
+MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(stream_wide), size = (int64_t)sizeof(MOE_FORMAT_TYPE), width = MOE_PANEL / s->parts;
   MOE_V(f) even[MOE_STREAM_ROWS], odd[MOE_STREAM_ROWS];
   MOE_UNROLL
   for (int r = 0; r < rows; r++) {
-    even[r] = MOE_V(set1)(s->x[r * s->x_stride + from]);
-    odd[r] = MOE_V(set1)(s->x[r * s->x_stride + from + 1]);
+    const float *x = s->x + (r < s->rows ? r : s->rows - 1) * s->x_stride + from;
+    even[r] = MOE_V(set1)(x[0]);
+    odd[r] = MOE_V(set1)(x[1]);
   }
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * s->stride;
     float *c = s->c + part * width;
-    moe_fetch_at_ fetch = ahead[part];
     for (int64_t j = 0; j < s->n; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
-      for (int64_t i = 0; i < 2 * wide * size; i += 64) moe_fetch_next_(&fetch);
+      for (int64_t i = 0; i < wide * size; i += 64) {
+        __builtin_prefetch(src + s->ahead + i, 0, 2);
+        __builtin_prefetch(src + s->ahead + s->stride + i, 0, 2);
+      }
       MOE_UNROLL
       for (int v = 0; v < MOE_K(stream_vectors); v++) {
         const char *at = src + v * MOE_W * size;
@@ -28,25 +32,22 @@ MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from
         }
       }
     }
-    ahead[part] = fetch;
   }
 }
 
 /* How many of the k rows of columns went so: all pairs, or none. */
 MOE_FN int64_t MOE_KF(stream_few)(const moe_stream_ *s) {
   int64_t from = 0;
-  moe_fetch_at_ ahead[2];
   if (s->rows > MOE_STREAM_ROWS || s->n % MOE_K(stream_wide) != 0) return 0;
-  for (int64_t part = 0; part < s->parts; part++)
-    ahead[part] = moe_stream_fetch_(s, part, 0, s->n * (int64_t)sizeof(MOE_FORMAT_TYPE));
-  for (; from + 2 <= s->k; from += 2) switch (s->rows) {
-      case 1: MOE_KF(stream_pair)(1, s, from, ahead); break;
-      case 2: MOE_KF(stream_pair)(2, s, from, ahead); break;
-      case 3: MOE_KF(stream_pair)(3, s, from, ahead); break;
-      case 4: MOE_KF(stream_pair)(4, s, from, ahead); break;
+  for (; from + 2 <= s->k; from += 2)
+    switch (s->rows) {
+      case 1: MOE_KF(stream_pair)(1, s, from); break;
+      case 2: MOE_KF(stream_pair)(2, s, from); break;
+      case 3:
+      case 4: MOE_KF(stream_pair)(4, s, from); break;
       case 5:
-      case 6: MOE_KF(stream_pair)(6, s, from, ahead); break;
-      default: MOE_KF(stream_pair)(MOE_STREAM_ROWS, s, from, ahead); break;
+      case 6: MOE_KF(stream_pair)(6, s, from); break;
+      default: MOE_KF(stream_pair)(MOE_STREAM_ROWS, s, from); break;
     }
   return from;
 }
