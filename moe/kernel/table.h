@@ -15,7 +15,7 @@ enum {
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
-  MOE_STREAM_ROWS = 8      /* with up to so many rows, which take about as long as memory, it reads from end to end */
+  MOE_STREAM_ROWS = 6      /* with up to so many rows, which take about as long as memory, it reads from end to end */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
