@@ -211,10 +211,10 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
-/* Where the sums of the `wide` columns after j are, if those of the columns from j on are at c: `width` columns of a part
+/* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of it
    lie side by side in a panel. */
 MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
-  return c + wide + ((j + wide) % width ? 0 : s->c_stride - width);
+  return c + wide + (j % width ? 0 : s->c_stride - width);
 }
 
 /* Beside rows of a part from `from` on, of `bytes` each: what lies `ahead` of them, line by line, in the order it lies
