@@ -23,7 +23,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
-#include "stream_tall.inl"
+#include "stream_pair.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -45,7 +45,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
-#include "stream_tall.inl"
+#include "stream_pair.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif
@@ -63,7 +63,7 @@ MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
-#include "stream_tall.inl"
+#include "stream_pair.inl"
 #include "stream.inl"
 MOE_QUICK_END
 #endif
