@@ -142,8 +142,8 @@ typedef struct moe_split_ {
   int64_t panels, per_item, last, fewer;
 } moe_split_;
 
-/* Where weights stream past: items as wide as can be, whose columns memory sends from end to end. All take the same
-   time, so that lanes share what is left of the experts when each has as many. */
+/* Where rows are so few that reading weights is all the work: items as wide as can be, whose columns memory sends from
+   end to end. All take the same time, so that lanes share what is left of the experts when each has as many. */
 MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
   const int64_t parts = moe_ceil_div_(split->panels, MOE_PANELS_FEW);
   split->per_item = moe_ceil_div_(split->panels, parts);
@@ -155,15 +155,15 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
 /* An item takes a group of panels or, where the weights stream past, as many as can at once. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
   const int few = moe_group_few_(group);
+  const int64_t used = moe_group_used_(group);
   moe_split_ split = {panels, 0, group->E, 1};
-  if (few && panels > 0 && !group->in_shares) {
+  if (group->first[group->E] <= MOE_STREAM_ROWS * used && !group->in_shares) {
     moe_group_split_few_(group, &split);
     return split;
   }
-  split.per_item = moe_panels_per_item_(group->lanes, moe_group_used_(group), panels,
-                                        few ? MOE_PANELS_FEW : MOE_PANELS_MAX);
+  split.per_item = moe_panels_per_item_(group->lanes, used, panels, few ? MOE_PANELS_FEW : MOE_PANELS_MAX);
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
-  if (group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
+  if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
   split.last -= last;
   split.fewer = moe_ceil_div_(split.per_item, 4);
   return split;
