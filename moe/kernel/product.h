@@ -10,7 +10,7 @@
 enum {
   MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
   MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
-  MOE_PANELS_FEW = 64,       /* with so many panels at a time, at most */
+  MOE_PANELS_FEW = 128,      /* with so many panels at a time, at most */
   MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
