@@ -29,10 +29,10 @@ MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   for (int64_t from = MOE_KF(stream_few)(s); from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++) {
       moe_fetch_at_ ahead = moe_stream_fetch_(s, part, from, s->n * size);
-      for (int64_t j = 0; j < s->n; j += wide) {
+      float *c = s->c + part * width;
+      for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
         const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
         const char *src = s->base[part] + from * s->stride + j * size;
-        float *c = s->c + j / width * s->c_stride + part * width + j % width;
         if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c, &ahead);
         else MOE_KF(stream_rest)(s, src, k, n, s->x + from, c);
       }

@@ -1,8 +1,8 @@
-/* The streams of stream.inl for so few rows that memory takes longer: two rows of columns are read side by side from end
-   to end, in the order that memory sends fastest. Included once per format with a vector load. */
+/* The streams of stream.inl for so few rows that memory takes longer: two rows of columns are read side by side from
+   end to end, in the order that memory sends fastest. Included once per format with a vector load. */
 
-/* The pair of elements from `from` on of `rows` rows times the two rows of columns, the odd one first. A row that is not
-   there is the last one again. */
+/* The pair of elements from `from` on of `rows` rows times the two rows of columns, the odd one first. A row that is
+   not there is the last one again. */
 MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(stream_wide), size = (int64_t)sizeof(MOE_FORMAT_TYPE), width = MOE_PANEL / s->parts;
   MOE_V(f) even[MOE_STREAM_ROWS], odd[MOE_STREAM_ROWS];

@@ -211,8 +211,8 @@ typedef struct moe_stream_ {
 } moe_stream_;
 typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
-/* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of it
-   lie side by side in a panel. */
+/* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of
+   it lie side by side in a panel. */
 MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
   return c + wide + (j % width ? 0 : s->c_stride - width);
 }

@@ -152,7 +152,8 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
     split->last--;
 }
 
-/* An item takes a group of panels or, where the weights stream past, as many as can at once. */
+/* An item takes a group of panels or, where the weights stream past, as many as can at once. Lanes whose shares are
+   known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group);
