@@ -10,14 +10,14 @@
 enum {
   MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
   MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
-  MOE_PANELS_FEW = 128,      /* with so many panels at a time, at most */
+  MOE_PANELS_MOST = 128,     /* panels at a time, of however few rows */
   MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
 
 /* Floats of one panel's products and of all. */
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
-#define MOE_PRODUCTS_ALL_          (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+#define MOE_PRODUCTS_ALL_          (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
 /* Where products go. */
 typedef struct moe_results_ {
@@ -53,10 +53,10 @@ MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const
   return !right->panel && !right->transposed && kernels->stream[right->dtype] && left->rows <= MOE_ROWS_FEW_PLAIN;
 }
 
-/* How many panels to multiply at a time. */
-MOE_FN int64_t moe_group_panels_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
-  if (!moe_streams_(kernels, left, right)) return MOE_PANELS_MAX;
-  return moe_min_(MOE_PANELS_FEW, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(left->rows));
+/* How many panels to multiply with so many rows at a time: as many as there is room for the products of. Memory is then
+   read in longer runs, and rows are gathered less often. */
+MOE_FN int64_t moe_group_panels_(int64_t rows) {
+  return moe_min_(MOE_PANELS_MOST, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(rows));
 }
 
 /* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */

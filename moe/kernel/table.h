@@ -11,7 +11,7 @@ enum {
   MOE_PANEL = 64,       /* columns of a panel */
   MOE_SQUARE_ = 4 * MOE_PANEL, /* bytes of a row of as many words */
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
-  MOE_PANELS_MAX = 8,   /* panels of B side by side in a group: they share what is gathered of A, and pages of B */
+  MOE_PANELS_LEAST = 8, /* panels of B beside each other with so many rows: they share what is gathered of A */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */

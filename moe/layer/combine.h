@@ -77,7 +77,7 @@ MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int6
 /* What the run at order[at], before `end`, reads first. */
 MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
   const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
-  const moe_right_ right = moe_combine_right_(stage, at, patch->panel, moe_min_(patch->panels, MOE_PANELS_MAX));
+  const moe_right_ right = moe_combine_right_(stage, at, patch->panel, moe_min_(patch->panels, MOE_PANELS_LEAST));
   return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right, rows);
 }
 
@@ -146,7 +146,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
       const moe_results_ results = {NULL, moe_combine_leave_, &leaving, NULL, 0, 0};
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
-      count = moe_min_(moe_group_panels_(&call->group.kernels, &left, &right), last - panel);
+      count = moe_min_(moe_group_panels_(left.rows), last - panel);
       right = moe_right_part_(&right, 0, count);
       if (stage->products) moe_combine_take_(&leaving, lane->c, count);
       else moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, &results);

@@ -36,7 +36,7 @@ MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) 
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
   if (rows == 0) return; /* an expert without rows is never read */
   const moe_right_ all = stage->right(stage->arg, span.expert),
-                   right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_MAX));
+                   right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_LEAST));
   *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right, rows);
 }
 
@@ -61,7 +61,7 @@ MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
                                    int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
   const moe_right_ all = stage->right(stage->arg, span->expert);
-  const int64_t most = moe_group_panels_(&stage->group->kernels, left, &all), end = span->first + span->count;
+  const int64_t most = moe_group_panels_(left->rows), end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     const moe_right_ right = moe_right_part_(&all, panel, count);

@@ -27,7 +27,7 @@ typedef struct moe_lane_ {
   char *grad;     /* panels of weight gradients, over `sum` and what their products leave of c */
 } moe_lane_;
 
-enum { MOE_GRAD_PRODUCTS_ = MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_(MOE_PANEL) }; /* weight gradients: 64 rows of them */
+enum { MOE_GRAD_PRODUCTS_ = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_(MOE_PANEL) }; /* weight gradients: 64 rows of them */
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   moe_group_ group;
@@ -145,15 +145,15 @@ typedef struct moe_split_ {
 /* Where rows are so few that reading weights is all the work: items as wide as can be, whose columns memory sends from
    end to end. All take the same time, so that lanes share what is left of the experts when each has as many. */
 MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
-  const int64_t parts = moe_ceil_div_(split->panels, MOE_PANELS_FEW);
+  const int64_t parts = moe_ceil_div_(split->panels, MOE_PANELS_MOST);
   split->per_item = moe_ceil_div_(split->panels, parts);
   split->fewer = moe_ceil_div_(split->panels, moe_ceil_div_(parts, group->lanes) * group->lanes);
   for (int64_t left = moe_group_used_(group) % group->lanes; left > 0; left -= moe_group_rows_(group, split->last) > 0)
     split->last--;
 }
 
-/* An item takes a group of panels or, where the weights stream past, as many as can at once. Lanes whose shares are
-   known beforehand get items that are alike. */
+/* An item takes as many panels as are multiplied at a time or, of a few rows, as many as can ever be. Lanes whose shares
+   are known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group);
@@ -162,7 +162,9 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
     moe_group_split_few_(group, &split);
     return split;
   }
-  split.per_item = moe_panels_per_item_(group->lanes, used, panels, few ? MOE_PANELS_FEW : MOE_PANELS_MAX);
+  const int64_t rows = moe_rows_at_once_(moe_ceil_div_(group->first[group->E], moe_max_(1, used)));
+  const int64_t parts = moe_ceil_div_(panels, few ? MOE_PANELS_MOST : moe_group_panels_(rows));
+  split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_ceil_div_(panels, parts));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
   split.last -= last;

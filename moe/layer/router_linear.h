@@ -73,7 +73,7 @@ typedef struct moe_router_product_ {
 } moe_router_product_;
 
 /* Floats of the products that a work item has in flight. */
-#define MOE_ROUTER_PRODUCTS_ (MOE_PANELS_MAX * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROUTER_ROWS_))
+#define MOE_ROUTER_PRODUCTS_ (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROUTER_ROWS_))
 
 /* Columns [at, at+n) of the products c leave. */
 MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n,
@@ -89,7 +89,7 @@ MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64
 MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_left_ *left, int64_t first, float *c) {
   const moe_router_weight_ *w = p->weight;
   const int64_t columns = moe_router_weight_columns_(w), k = moe_router_weight_depth_(w);
-  const int64_t width = MOE_PANELS_MAX * MOE_PANEL;
+  const int64_t width = MOE_PANELS_LEAST * MOE_PANEL;
   for (int64_t at = 0; at < columns; at += width) {
     const int64_t end = moe_min_(columns, at + width);
     const moe_right_ right =
