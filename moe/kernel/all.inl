@@ -151,7 +151,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->scale_to_bf16 = MOE_K(scale_to_bf16);
   t->copy_past = MOE_K(copy_past);
   t->transpose_tile = MOE_K(transpose_tile);
-  t->unpair_panel = MOE_W > 1 ? MOE_K(unpair_panel) : NULL;
+  t->turn_halves = MOE_W > 1 ? MOE_K(turn_halves) : NULL;
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);
   t->score_row = MOE_K(score_row);

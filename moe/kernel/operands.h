@@ -140,12 +140,12 @@ MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, 
    turn as words, so bf16 two at a time, in the order that pairs have. */
 MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel,
                               const char *src, int64_t stride, int64_t k, int64_t n) {
-  const int paired = dtype == MOE_DTYPE_BF16 && (kind == MOE_PANEL_PAIRS || kernels->unpair_panel);
+  const int paired = dtype == MOE_DTYPE_BF16 && (kind == MOE_PANEL_PAIRS || kernels->turn_halves);
   const int64_t size = moe_dtype_bytes_(dtype), step = paired ? 2 * MOE_PANEL : MOE_PANEL;
   float rows[MOE_PANEL * MOE_PANEL], turned[MOE_PANEL * MOE_PANEL];
   for (int64_t at = 0; at < k; at += step) {
     const int64_t left = moe_min_(step, k - at), words = paired ? (left + 1) / 2 : moe_even_(left);
-    const int plain = paired || dtype == MOE_DTYPE_F32, unpair = paired && kind == MOE_PANEL_F32;
+    const int plain = paired || dtype == MOE_DTYPE_F32;
     char *to = (char *)panel + moe_panel_bytes_(kind, at);
     moe_rows_ columns = {src + at * size, stride, NULL};
     if (!plain || left < step || n < MOE_PANEL) {
@@ -155,10 +155,13 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
         memcpy(rows + i * MOE_PANEL, moe_row_(&columns, i), (size_t)(left * size));
       columns.base = (const char *)rows, columns.stride = MOE_SQUARE_;
     }
-    char *whole = unpair || left < step ? (char *)turned : to;
+    if (paired && kind == MOE_PANEL_F32) {
+      kernels->turn_halves((float *)(void *)to, columns.base, columns.stride, left);
+      continue;
+    }
+    char *whole = left < step ? (char *)turned : to;
     kernels->transpose_tile(whole, MOE_SQUARE_, columns.base, columns.stride, MOE_PANEL, words);
-    if (unpair) kernels->unpair_panel((float *)(void *)to, turned, left);
-    else if (whole != to) memcpy(to, turned, (size_t)(words * MOE_SQUARE_));
+    if (whole != to) memcpy(to, turned, (size_t)(words * MOE_SQUARE_));
   }
 }
 

@@ -145,14 +145,19 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src
     }
 }
 
-/* Of two k in a word, the even one is below the odd one. */
-MOE_FN void MOE_K(unpair_panel)(float *panel, const void *pairs, int64_t k) {
-  const char *from = (const char *)pairs;
-  for (int64_t r = 0; r < k; r += 2, panel += 2 * MOE_PANEL)
-    for (int j = 0; j < MOE_PANEL; j += MOE_W, from += 4 * MOE_W) {
-      const MOE_V(i) both = MOE_V(loadi)(from);
-      MOE_V(storei)(panel + j, MOE_V(slli)(both, 16));
-      MOE_V(storei)(panel + MOE_PANEL + j, MOE_V(andi)(both, MOE_V(set1i)(0xffff0000u)));
+/* Columns turn two k in a word, the even one below the odd one. */
+MOE_FN void MOE_K(turn_halves)(float *panel, const void *columns, int64_t stride, int64_t k) {
+  for (int64_t j = 0; j < MOE_PANEL; j += MOE_W)
+    for (int64_t at = 0; at < k; at += 2 * MOE_W) {
+      float *even = panel + at * MOE_PANEL + j;
+      MOE_V(i) square[MOE_W];
+      MOE_V(load_columns)((const char *)columns + j * stride + 2 * at, stride, square);
+      MOE_UNROLL
+      for (int64_t r = 0; r < MOE_W; r++, even += 2 * MOE_PANEL) {
+        if (at + 2 * r >= k) break;
+        MOE_V(storei)(even, MOE_V(slli)(square[r], 16));
+        MOE_V(storei)(even + MOE_PANEL, MOE_V(andi)(square[r], MOE_V(set1i)(0xffff0000u)));
+      }
     }
 }
 

@@ -279,7 +279,6 @@ typedef struct moe_kernels {
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
-  void (*unpair_panel)(float *panel, const void *pairs, int64_t k); /* back; or NULL */
   moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */
   moe_stream_fn_ stream_fp8;                                      /* columns of codes */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
@@ -299,6 +298,8 @@ typedef struct moe_kernels {
   void (*copy_past)(void *dst, const void *src, int64_t bytes);                   /* past the caches */
   /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
   void (*transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);
+  /* An f32 panel from 64 columns of k bf16 each, `stride` bytes apart, of which whole vectors are read; or NULL. */
+  void (*turn_halves)(float *panel, const void *columns, int64_t stride, int64_t k);
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */
