@@ -212,7 +212,7 @@ MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int6
    columns that lie far apart, which may share few places in it, one panel. Panels that are in cache leave room for
    something else. */
 MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k) {
-  if (right->in_cache) return MOE_PANELS_LEAST;
+  if (right->in_cache) return moe_right_panels_(right);
   if (right->transposed) return 1;
   const int64_t bytes = right->panel ? moe_panel_bytes_(kind, k) : k * MOE_PANEL * right->group / 32;
   return moe_max_(1, kernels->ahead_bytes / moe_max_(1, bytes));

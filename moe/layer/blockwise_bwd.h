@@ -98,7 +98,7 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
   const int64_t depth = moe_max_(l->H, moe_mul_(2, l->I)), sums = MOE_PANELS_MOST * MOE_BIAS_SUMS_;
   moe_lanes_layout_(&call->group, arena, lanes, rows, depth, moe_max_(moe_combine_floats_(call), moe_max_(l->T, sums)),
-                    moe_weight_grad_panel_bytes_(&call->group, rows));
+                    moe_weight_grad_bytes_(&call->group, rows));
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
@@ -266,8 +266,8 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_ahead_},
-      {moe_weight_grad_items_(&gate_up), moe_weight_grad_item_, &gate_up, moe_weight_grad_ahead_},
-      {moe_weight_grad_items_(&down), moe_weight_grad_item_, &down, moe_weight_grad_ahead_},
+      moe_weight_grad_work_(&gate_up),
+      moe_weight_grad_work_(&down),
       {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
       affinity,
   };

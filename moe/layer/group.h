@@ -24,10 +24,7 @@ typedef struct moe_lane_ {
   char *gathered; /* see moe_left_ */
   moe_held_ *held;
   float *sum;     /* partial outputs, a column of T */
-  char *grad;     /* panels of weight gradients, over `sum` and what their products leave of c */
 } moe_lane_;
-
-enum { MOE_GRAD_PRODUCTS_ = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_(MOE_PANEL) }; /* weight gradients: 64 rows of them */
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   moe_group_ group;
@@ -60,11 +57,11 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
   lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
   lane.sum = (float *)moe_take_(arena, group->sum_bytes);
-  lane.grad = arena->memory ? (char *)(lane.c + MOE_GRAD_PRODUCTS_) : NULL;
   return lane;
 }
 
-/* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds. */
+/* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds; grad_bytes lie over
+   c and sum. */
 MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k,
                               int64_t sum_floats, int64_t grad_bytes) {
   moe_arena_ one = {NULL, 0};
@@ -72,8 +69,7 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
   group->lanes = lanes;
   group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
   group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes[group->panel], group->gather_bytes);
-  group->sum_bytes =
-      sum < 0 || grad_bytes < 0 ? -1 : moe_max_(sum, grad_bytes - (MOE_PRODUCTS_ALL_ - MOE_GRAD_PRODUCTS_) * 4);
+  group->sum_bytes = sum < 0 || grad_bytes < 0 ? -1 : moe_max_(sum, grad_bytes - MOE_PRODUCTS_ALL_ * 4);
   moe_lane_layout_(group, &one);
   group->lane_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));

@@ -171,7 +171,7 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
   moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g), 0,
-                    dw ? moe_weight_grad_panel_bytes_(&g->group, g->total) : 0);
+                    dw ? moe_weight_grad_bytes_(&g->group, g->total) : 0);
 }
 
 MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
@@ -182,7 +182,7 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
     g->token[i] = (int32_t)(g->args->gather_indices[i] / g->args->topk);
   if (g->op == MOE_GROUPED_DW) {
     moe_weight_grad_ stage = moe_grouped_dw_(g);
-    const moe_work_ work = {moe_weight_grad_items_(&stage), moe_weight_grad_item_, &stage, moe_weight_grad_ahead_};
+    const moe_work_ work = moe_weight_grad_work_(&stage);
     moe_run_(ctx, &work, 1);
     return;
   }

@@ -5,8 +5,8 @@
 #define MOE_LAYER_WEIGHT_GRAD_H
 
 enum {
-  MOE_GRAD_PANELS = 8, /* panels of y an item covers, so that packing x is paid once for all of them */
-  MOE_GRAD_ROWS = 4096 /* (panels at a time) x (rows) stays at or below this: they share the cache */
+  MOE_GRAD_PANELS = 8, /* panels of y at a time, so that packing x is paid once for all of them, */
+  MOE_GRAD_ROWS = 4096 /* as long as (panels) x (rows) is at most this: they share the cache */
 };
 
 typedef struct moe_weight_grad_ {
@@ -16,22 +16,31 @@ typedef struct moe_weight_grad_ {
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
   int64_t m, n;                           /* dW[e] is [m, blank+n] */
   int64_t blank;                          /* leading columns of dW that get no gradient; y starts behind them, too */
+  int64_t wide;                           /* panels of y that an item covers */
   char *output;
   moe_dtype dtype;
   int accumulate;
 } moe_weight_grad_;
 
-MOE_FN int64_t moe_weight_grad_panels_(int64_t rows) {
-  return moe_max_(1, moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows)));
+/* Bytes of one panel's products, and of `panels` panels of y of `rows` rows in all with theirs. */
+enum { MOE_GRAD_PRODUCTS_ = MOE_PRODUCTS_FLOATS_(MOE_PANEL) * 4 };
+MOE_FN int64_t moe_weight_grad_room_(const moe_group_ *group, int64_t panels, int64_t rows) {
+  const int64_t even = moe_add_(rows, panels); /* each may round its rows up */
+  return moe_add_(panels * MOE_GRAD_PRODUCTS_, moe_panel_bytes_(group->panel, even));
 }
 
-MOE_FN int64_t moe_weight_grad_panel_bytes_(const moe_group_ *group, int64_t rows) {
+/* What a lane needs for this, of all rows there can be. */
+MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows) {
   const int64_t most = moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, MOE_GRAD_PANELS)));
-  return moe_panel_bytes_(group->panel, moe_add_(most, MOE_GRAD_PANELS)); /* each panel may round its rows up to even */
+  return moe_weight_grad_room_(group, MOE_GRAD_PANELS, most);
 }
 
-MOE_FN int64_t moe_weight_grad_items_(const moe_weight_grad_ *stage) {
-  return stage->output ? stage->group->E * moe_ceil_div_(stage->n, MOE_GRAD_PANELS * MOE_PANEL) : 0;
+/* How many of `panels` panels of y, of so many rows, at a time, in equal parts: or more, as long as there is room for
+   them among what is there for products. */
+MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
+  const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
+  const int64_t fit = MOE_PRODUCTS_ALL_ * 4 / moe_weight_grad_room_(group, 1, rows);
+  return moe_ceil_div_(panels, moe_ceil_div_(panels, moe_max_(1, moe_max_(share, fit))));
 }
 
 /* Columns [from,...) of the expert's rows of an operand. */
@@ -161,12 +170,12 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
                                      int64_t panels, const moe_ahead_ *next) {
   const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
+  char *y = (char *)lane->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products, on into `sum` */
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
-    moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at),
-                           lane->grad + j * bytes);
+    moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), y + j * bytes);
   }
-  const moe_right_ right = moe_right_packed_(lane->grad, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
+  const moe_right_ right = moe_right_packed_(y, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
     const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
     const moe_ahead_ ahead =
@@ -176,9 +185,9 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
 }
 
 MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
-  const int64_t width = MOE_GRAD_PANELS * MOE_PANEL, parts = moe_ceil_div_(stage->n, width);
+  const int64_t parts = moe_ceil_div_(stage->n, stage->wide * MOE_PANEL);
   *expert = item / parts;
-  *n0 = item % parts * width;
+  *n0 = item % parts * stage->wide * MOE_PANEL;
 }
 
 MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -186,7 +195,7 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
   *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
-                                  moe_min_(MOE_GRAD_PANELS * MOE_PANEL, stage->n - n0));
+                                  moe_min_(stage->wide * MOE_PANEL, stage->n - n0));
 }
 
 /* An expert without rows still gets its gradient, zero. */
@@ -198,10 +207,23 @@ MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   *lane.held = none;
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = moe_group_rows_(stage->group, expert);
-  const int64_t step = moe_weight_grad_panels_(rows), end = moe_min_(stage->n, n0 + MOE_GRAD_PANELS * MOE_PANEL);
+  const int64_t end = moe_min_(stage->n, n0 + stage->wide * MOE_PANEL), panels = moe_ceil_div_(end - n0, MOE_PANEL);
+  const int64_t step = moe_weight_grad_panels_(stage->group, rows, panels);
   for (; n0 < end; n0 += step * MOE_PANEL)
     moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)),
                              &turn->ahead);
+}
+
+/* The group's rows must be known. */
+MOE_FN moe_work_ moe_weight_grad_work_(moe_weight_grad_ *stage) {
+  const moe_group_ *group = stage->group;
+  const int64_t panels = moe_ceil_div_(stage->n, MOE_PANEL), rows = moe_ceil_div_(group->first[group->E], group->E);
+  const moe_work_ none = {0, NULL, NULL, NULL};
+  if (!stage->output) return none;
+  stage->wide = moe_panels_per_item_(group->lanes, group->E, panels, moe_weight_grad_panels_(group, rows, panels));
+  const moe_work_ work = {group->E * moe_ceil_div_(panels, stage->wide), moe_weight_grad_item_, stage,
+                          moe_weight_grad_ahead_};
+  return work;
 }
 
 #endif
