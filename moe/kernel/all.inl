@@ -22,6 +22,7 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
+#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -44,6 +45,7 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
+#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -62,6 +64,7 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
+#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -121,9 +124,10 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE
-#define MOE_STREAM_KERNELS_(name, type, NAME)                             \
-  t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA); \
-  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
+#define MOE_STREAM_KERNELS_(name, type, NAME)                                                \
+  t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);                      \
+  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA); \
+  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_gather_tile_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
 #endif

@@ -110,26 +110,27 @@ MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, i
   if (!tile->fetches) moe_tile_idle_(tile);
 }
 
-/* Whether tiles copy k elements of each other's rows: as they are, whole lines. */
-MOE_FN int moe_copies_in_tile_(const moe_operands_ *m, int64_t k) {
-  return m->kernels->panel[m->product] == MOE_PANEL_PAIRS && k * 2 % 64 == 0;
+/* The tile that gathers k elements of the next one's rows, or NULL. */
+MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
+  return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]][m->left->dtype] : NULL;
 }
 
-/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it copy the next one's if it is
+/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it gather the next one's if it is
    an ordinary one. Returns what multiplies. */
 MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t next = i + MOE_TILE_ROWS, rows = m->left->rows;
+  const int64_t begin = piece->from * moe_dtype_bytes_(m->left->dtype);
   if (i >= piece->ready)
     moe_gather_(m, kind, piece->from, piece->n, i, tile->rows, piece->gathered + i * piece->pitch);
-  if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !moe_copies_in_tile_(m, piece->n))
-    return multiply;
+  const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
+  if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !gathers) return multiply;
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++)
-    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) + piece->from * 2;
+    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) + begin;
   tile->gathered = piece->gathered + next * piece->pitch;
   piece->ready = next + MOE_TILE_ROWS;
-  return m->kernels->gather_tile;
+  return gathers;
 }
 
 /* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
@@ -138,7 +139,7 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
 MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;
-  const int64_t rows = moe_copies_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
+  const int64_t rows = moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
   for (piece->due += rows; piece->due >= piece->tiles && piece->row < rows; piece->due -= piece->tiles) {
     const char *row = moe_row_(&left->place, piece->row++) + begin;
     for (int64_t at = 0; at < piece->more * size; at += 64) __builtin_prefetch(row + at, 0, 2);

@@ -13,6 +13,7 @@ enum {
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_PANELS_LEAST = 8, /* panels of B beside each other with so many rows: they share what is gathered of A */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
+  MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 6      /* with up to so many rows, which take about as long as memory, it reads from end to end */
@@ -159,7 +160,7 @@ typedef struct moe_tile_ {
   const char *base[2];
   int64_t stride, ahead;
   void *packed;
-  /* For gather_tile: the next tile's rows, which are copied to `gathered` for it, and those behind, which are
+  /* For gather_tile: the next tile's rows, which are brought to `gathered` for it, and those behind, which are
      fetched. */
   const char *later[2 * MOE_TILE_ROWS];
   char *gathered;
@@ -273,9 +274,10 @@ typedef struct moe_kernels {
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
-  /* If there are pairs: the tile that gathers, of MOE_TILE_ROWS rows and whole lines of them; the tile whose left
-     operand is a panel, too, row i its column i, and whose sums can leave; pairs of an f32 panel, of codes. */
-  moe_tile_fn_ gather_tile, across_tile;
+  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; so many rows, k a multiple of MOE_GATHER_K_ */
+  /* If there are pairs: the tile whose left operand is a panel, too, row i its column i, and whose sums can leave; pairs
+     of an f32 panel, of codes. */
+  moe_tile_fn_ across_tile;
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);

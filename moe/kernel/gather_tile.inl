@@ -1,0 +1,34 @@
+/* The tile that gathers: of the next tile's rows, as many elements become floats, side by side, as there are k beside
+   the first of its columns. Loads, conversions and stores hide behind the products. Included once per format. */
+
+MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const float *panel = (const float *)t->panel;
+  const char *row = t->row;
+  MOE_K(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
+  for (int64_t at = 0; at < t->k; at += MOE_W) {
+    MOE_UNROLL
+    for (int i = 0; i < MOE_TILE_ROWS; i++) {
+      const MOE_V(f) x = MOE_VF(load)(t->later[i] + at * size);
+      MOE_V(store)((float *)(void *)(t->gathered + i * MOE_PIECE_BYTES) + at, x);
+      __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at * size, 0, 3);
+    }
+    for (int p = 0; p < MOE_W / 2; p++, row += 8, panel += 2 * MOE_PANEL) {
+      MOE_K(tile_fetch_beside)(lines);
+      MOE_OPAQUE_POINTER(row);
+      MOE_K(tile_pairs)(MOE_TILE_ROWS, 1, row, panel, 0, acc);
+    }
+  }
+  MOE_K(tile_end)(MOE_TILE_ROWS, t->c, acc);
+}
+
+MOE_FN void MOE_KF(gather_tile)(const moe_tile_ *t) {
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  MOE_K(tile_fetch_share)(t, 0, &lines);
+  MOE_KF(gather_tile_columns)(t, &lines);
+  for (int j = MOE_TILE_VECTORS * MOE_W; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+    MOE_K(tile_fetch_share)(t, j, &lines);
+    MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, 0);
+  }
+}
