@@ -80,7 +80,7 @@ typedef struct moe_piece_at_ {
   moe_ahead_ ahead, *into;
   int64_t ahead_panels;    /* see moe_piece_ahead_ */
   int64_t ready;           /* rows that are gathered */
-  int64_t tiles, row, due; /* for the rows' next elements: tiles in all, the next row, and its share of a tile */
+  int64_t tiles, row, rows, due; /* for the rows' next elements: tiles in all, the next row of how many, a tile's share */
 } moe_piece_at_;
 
 /* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
@@ -133,14 +133,20 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   return gathers;
 }
 
-/* The rows' next elements, of which there are more than streams a prefetcher can follow: a few rows beside each of the
-   piece's tiles, all of them or those of the first three tiles, which no tile fetches. Inlined: see
+/* Of how many rows the next elements are fetched beside this piece's tiles: of all, or of those of the first three
+   tiles, which no tile fetches. */
+MOE_FN int64_t moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+  const moe_left_ *left = m->left;
+  if (left->held || left->gather || piece->more == 0) return 0;
+  return moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
+}
+
+/* A few of these rows beside each tile: they are more than streams a prefetcher can follow. Inlined: see
    moe_ahead_fetch_. */
 MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;
-  const int64_t rows = moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
-  for (piece->due += rows; piece->due >= piece->tiles && piece->row < rows; piece->due -= piece->tiles) {
+  for (piece->due += piece->rows; piece->due >= piece->tiles && piece->row < piece->rows; piece->due -= piece->tiles) {
     const char *row = moe_row_(&left->place, piece->row++) + begin;
     for (int64_t at = 0; at < piece->more * size; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
@@ -149,7 +155,7 @@ MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
 MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece) {
   if (!m->kernels->pack_tile[m->kernels->panel[m->product]][one->dtype]) return 0;
-  return !one->panel && !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
+  return !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
          m->left->rows >= MOE_TILE_ROWS;
 }
 
@@ -200,26 +206,35 @@ MOE_FN void moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int
   tile->past = results->past;
 }
 
+/* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */
+MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, moe_tile_fn_ usual,
+                                    moe_tile_ *tile) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  if (m->right->panel) {
+    tile->panel = m->right->panel + p * m->right->panel_bytes + moe_panel_bytes_(kind, piece->from);
+    return usual;
+  }
+  const moe_right_ one = moe_right_part_(m->right, p, 1);
+  tile->panel = m->piece;
+  if (moe_packs_in_tile_(m, &one, piece)) {
+    moe_tile_source_(m, &one, piece, p, tile);
+    return m->kernels->pack_tile[kind][one.dtype];
+  }
+  moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
+  return usual;
+}
+
 /* All rows times panel p. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
-  const moe_right_ one = moe_right_part_(m->right, p, 1);
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_left_ *left = m->left;
   const int gathers = !left->held && !left->gather;
   const moe_tile_fn_ usual = left->across ? m->kernels->across_tile : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
-  moe_tile_fn_ multiply = usual;
   moe_tile_ tile;
   tile.k = piece->n;
-  tile.panel = one.panel ? one.panel + moe_panel_bytes_(kind, piece->from) : m->piece;
   tile.add = piece->from > 0;
   moe_tile_to_(m, piece, p, &tile);
-  if (moe_packs_in_tile_(m, &one, piece)) {
-    multiply = m->kernels->pack_tile[kind][one.dtype];
-    moe_tile_source_(m, &one, piece, p, &tile);
-  } else if (!one.panel) {
-    moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
-  }
+  moe_tile_fn_ multiply = moe_tile_panel_(m, piece, p, usual, &tile);
   for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = usual) {
     tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
     tile.c = c + i * MOE_PANEL;
@@ -227,7 +242,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     if (tile.rows < MOE_TILE_ROWS) tile.to = NULL;
     if (gathers && p == 0) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     moe_piece_fetch_(m, piece, i, &tile);
-    if (gathers && piece->more > 0) moe_fetch_rows_(m, piece);
+    if (piece->row < piece->rows) moe_fetch_rows_(m, piece);
     multiply(&tile);
     if (tile.to) tile.to += MOE_TILE_ROWS * tile.to_stride;
   }
@@ -325,6 +340,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
     piece.into = &into;
     piece.tiles = panels * tiles;
+    piece.rows = moe_rows_ahead_(m, &piece);
     piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
     for (int64_t p = 0; p < panels; p++) {
