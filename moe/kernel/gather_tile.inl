@@ -27,8 +27,5 @@ MOE_FN void MOE_KF(gather_tile)(const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   MOE_K(tile_fetch_share)(t, 0, &lines);
   MOE_KF(gather_tile_columns)(t, &lines);
-  for (int j = MOE_TILE_VECTORS * MOE_W; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, j, &lines);
-    MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, 0);
-  }
+  if (MOE_K(tile_parts) > 1) MOE_K(tile_from)(t, MOE_TILE_VECTORS * MOE_W);
 }

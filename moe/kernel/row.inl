@@ -128,37 +128,36 @@ MOE_FN uint32_t MOE_K(largest_half)(const void *x, int64_t n) {
 }
 
 /* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
-   written. Squares follow each other along the rows that lie further apart, which may share few places in a cache. */
-MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows,
-                                  int64_t cols) {
+   written. Squares follow each other along the rows that lie further apart, which may share few places in a cache.
+   `halves` > 0: a word's lower half, and its upper half in a row behind it, become floats' upper halves, as long as that
+   row's number is less. */
+MOE_FN void MOE_K(turn)(char *dst, int64_t dst_stride, const char *src, int64_t stride, int64_t rows, int64_t cols,
+                        int64_t halves) {
   const int along_dst = dst_stride > stride;
   const int64_t lines = along_dst ? cols : rows, length = along_dst ? rows : cols;
   for (int64_t line = 0; line < lines; line += MOE_W)
     for (int64_t at = 0; at < length; at += MOE_W) {
       const int64_t i = along_dst ? at : line, j = along_dst ? line : at;
-      const char *s = (const char *)src + i * stride + 4 * j;
-      char *d = (char *)dst + j * dst_stride + 4 * i;
+      char *d = dst + j * dst_stride + 4 * i;
       MOE_V(i) square[MOE_W];
-      MOE_V(load_columns)(s, stride, square);
+      MOE_V(load_columns)(src + i * stride + 4 * j, stride, square);
       MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++) MOE_V(storei)(d + r * dst_stride, square[r]);
+      for (int64_t r = 0; r < MOE_W; r++, d += dst_stride) {
+        if (halves > 0 && 2 * (j + r) >= halves) break;
+        MOE_V(storei)(d, halves > 0 ? MOE_V(slli)(square[r], 16) : square[r]);
+        if (halves > 0) MOE_V(storei)(d + dst_stride / 2, MOE_V(andi)(square[r], MOE_V(set1i)(0xffff0000u)));
+      }
     }
+}
+
+MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows,
+                                  int64_t cols) {
+  MOE_K(turn)((char *)dst, dst_stride, (const char *)src, stride, rows, cols, 0);
 }
 
 /* Columns turn two k in a word, the even one below the odd one. */
 MOE_FN void MOE_K(turn_halves)(float *panel, const void *columns, int64_t stride, int64_t k) {
-  for (int64_t j = 0; j < MOE_PANEL; j += MOE_W)
-    for (int64_t at = 0; at < k; at += 2 * MOE_W) {
-      float *even = panel + at * MOE_PANEL + j;
-      MOE_V(i) square[MOE_W];
-      MOE_V(load_columns)((const char *)columns + j * stride + 2 * at, stride, square);
-      MOE_UNROLL
-      for (int64_t r = 0; r < MOE_W; r++, even += 2 * MOE_PANEL) {
-        if (at + 2 * r >= k) break;
-        MOE_V(storei)(even, MOE_V(slli)(square[r], 16));
-        MOE_V(storei)(even + MOE_PANEL, MOE_V(andi)(square[r], MOE_V(set1i)(0xffff0000u)));
-      }
-    }
+  MOE_K(turn)((char *)panel, 2 * MOE_SQUARE_, (const char *)columns, stride, MOE_PANEL, (k + 1) / 2, k);
 }
 
 /* memcpy that neither fetches what the lines held before nor keeps what they hold then. */

@@ -84,7 +84,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_lines
   MOE_K(tile_end)(rows, c, acc);
 }
 
-MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
+MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int64_t from, int flush) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   if (MOE_W == 1) { /* nothing to gain from several rows */
     for (int64_t i = 0; i < t->rows; i++)
@@ -94,7 +94,7 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
       }
     return;
   }
-  for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
+  for (int64_t j = from; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     MOE_K(tile_fetch_share)(t, j, &lines);
     switch (t->rows) {
       case 1:
@@ -106,7 +106,9 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   }
 }
 
-MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
+/* The panel's columns from there on. */
+MOE_FN void MOE_K(tile_from)(const moe_tile_ *t, int64_t from) { MOE_K(tile_any)(t, from, 0); }
+MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_from)(t, 0); }
 
 #if MOE_BF16_BY_MODE
 /* What a stream takes at a time: rows of half a panel's columns. */
@@ -148,5 +150,5 @@ MOE_FN void MOE_K(stream_floats)(const moe_stream_ *s, int64_t k, const float *r
 #endif
 
 #if !MOE_BF16_BY_MODE
-MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 1); }
+MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0, 1); }
 #endif
