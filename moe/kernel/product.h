@@ -80,7 +80,8 @@ typedef struct moe_piece_at_ {
   moe_ahead_ ahead, *into;
   int64_t ahead_panels;    /* see moe_piece_ahead_ */
   int64_t ready;           /* rows that are gathered */
-  int64_t tiles, row, rows, due; /* for the rows' next elements: tiles in all, the next row of how many, a tile's share */
+  int64_t tiles;           /* in all, */
+  int64_t row, rows, due;  /* beside which rows' next elements are fetched: the next one, of how many, a tile's share */
 } moe_piece_at_;
 
 /* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
@@ -115,8 +116,8 @@ MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
   return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]][m->left->dtype] : NULL;
 }
 
-/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it gather the next one's if it is
-   an ordinary one. Returns what multiplies. */
+/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it gather the next one's if it
+   is an ordinary one. Returns what multiplies. */
 MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];

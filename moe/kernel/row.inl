@@ -129,8 +129,8 @@ MOE_FN uint32_t MOE_K(largest_half)(const void *x, int64_t n) {
 
 /* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
    written. Squares follow each other along the rows that lie further apart, which may share few places in a cache.
-   `halves` > 0: a word's lower half, and its upper half in a row behind it, become floats' upper halves, as long as that
-   row's number is less. */
+   halves > 0: of each word first the lower and then the upper half becomes a float, upper half, in rows of their own,
+   as many as `halves` rounded up to even. */
 MOE_FN void MOE_K(turn)(char *dst, int64_t dst_stride, const char *src, int64_t stride, int64_t rows, int64_t cols,
                         int64_t halves) {
   const int along_dst = dst_stride > stride;

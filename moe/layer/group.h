@@ -148,8 +148,8 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
     split->last--;
 }
 
-/* An item takes as many panels as are multiplied at a time or, of a few rows, as many as can ever be. Lanes whose shares
-   are known beforehand get items that are alike. */
+/* An item takes as many panels as are multiplied at a time or, of a few rows, as many as can ever be. Lanes whose
+   shares are known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group);
