@@ -4,8 +4,6 @@
 MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  const float *panel = (const float *)t->panel;
-  const char *row = t->row;
   MOE_K(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
   for (int64_t at = 0; at < t->k; at += MOE_W) {
     MOE_UNROLL
@@ -14,10 +12,15 @@ MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ 
       MOE_V(store)((float *)(void *)(t->gathered + i * MOE_PIECE_BYTES) + at, x);
       __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at * size, 0, 3);
     }
-    for (int p = 0; p < MOE_W / 2; p++, row += 8, panel += 2 * MOE_PANEL) {
-      MOE_K(tile_fetch_beside)(lines);
+    for (int64_t p = 0; p < MOE_W; p++) { /* of each pair the odd one first; one at a time compiles faster */
+      const char *row = t->row + (at + (p ^ 1)) * 4;
+      const float *panel = (const float *)t->panel + (at + (p ^ 1)) * MOE_PANEL;
+      MOE_V(f) b[MOE_TILE_VECTORS];
+      if (p % 2 == 0) MOE_K(tile_fetch_beside)(lines);
       MOE_OPAQUE_POINTER(row);
-      MOE_K(tile_pairs)(MOE_TILE_ROWS, 1, row, panel, 0, acc);
+      MOE_UNROLL
+      for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + j * MOE_W);
+      MOE_K(tile_step)(MOE_TILE_ROWS, row, b, 0, acc);
     }
   }
   MOE_K(tile_end)(MOE_TILE_ROWS, t->c, acc);
