@@ -230,8 +230,8 @@ static void fill_bits(test_tensor *tensor, uint64_t *rng, int64_t columns) {
 }
 
 /* dW leaves by several ways, of which only some see a NaN: whole tiles and rests of them, whole panels and narrow ones,
-   lines that begin where rows do and others, experts with no row, a few, and more than a piece; panels of y that fill the
-   workspace to its end. To the bit. */
+   lines that begin where rows do and others, experts with no row, a few, and more than a piece; panels of y that fill
+   the workspace to its end. To the bit. */
 static void test_weight_grad_bits(void **state) {
   (void)state;
   static const int64_t sides[][2] = {{6, 64}, {70, 64}, {64, 72}, {11, 128}, {130, 160}, {6, 448}};
@@ -253,7 +253,7 @@ static void test_weight_grad_bits(void **state) {
       a.dW = isa == MOE_ISA_SCALAR ? want.data : memset(got.data, 0x5a, test_tensor_bytes(&got));
       assert_int_equal(moe_grouped_gemm_dw_bf16_workspace_size(&ctx, &a, &a.workspace_bytes), MOE_OK);
       struct guarded workspace = guard_alloc(a.workspace_bytes, GUARD_AFTER);
-      a.workspace = workspace.data;
+      assert_non_null(a.workspace = workspace.data);
       if (moe_grouped_gemm_dw_bf16(&ctx, &a) != MOE_OK) fail_msg("%s", ctx.message);
       guard_free(&workspace);
       const int64_t differs = isa == MOE_ISA_SCALAR ? -1 : test_tensor_differs(&want, &got);

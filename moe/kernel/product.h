@@ -1,9 +1,8 @@
 /* Rows times a group of panels, each 64 columns of a right operand: the loop around the tile. It walks k in pieces
-   whose packed panel stays in cache. Beside the first panel it gathers the rows' piece side by side, a tile's at a time
-   (converted where the panel's type asks for it, or copied within the tile before); for every panel it packs a piece,
-   where it can within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so
-   weights are read once, for one row or hundreds. A few rows are multiplied with the weights as they stream past,
-   unpacked. */
+   whose packed panel stays in cache. Beside the first panel it gathers the rows' piece side by side, in the panel's
+   type, a tile's at a time and where it can within the tile before; for every panel it packs a piece, where it can
+   within the first tile, and multiplies it with all rows, while the next piece's memory is fetched: so weights are read
+   once, for one row or hundreds. A few rows are multiplied with the weights as they stream past, unpacked. */
 #ifndef MOE_KERNEL_PRODUCT_H
 #define MOE_KERNEL_PRODUCT_H
 

@@ -104,9 +104,7 @@ MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, m
 }
 
 /* How many rows to take at a time of those that are left: as equal parts as fit. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) {
-  return rows > 0 ? moe_ceil_div_(rows, moe_ceil_div_(rows, MOE_ROWS_MAX)) : 0;
-}
+MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_part_(rows, MOE_ROWS_MAX); }
 
 /* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on
    it. */
@@ -159,8 +157,8 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(group->first[group->E], moe_max_(1, used)));
-  const int64_t parts = moe_ceil_div_(panels, few ? MOE_PANELS_MOST : moe_group_panels_(rows));
-  split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_ceil_div_(panels, parts));
+  const int64_t most = few ? MOE_PANELS_MOST : moe_group_panels_(rows);
+  split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
   split.last -= last;

@@ -40,7 +40,7 @@ MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows) {
 MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
   const int64_t fit = MOE_PRODUCTS_ALL_ * 4 / moe_weight_grad_room_(group, 1, rows);
-  return moe_ceil_div_(panels, moe_ceil_div_(panels, moe_max_(1, moe_max_(share, fit))));
+  return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
 /* Columns [from,...) of the expert's rows of an operand. */
