@@ -64,7 +64,6 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
-#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -126,10 +125,11 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #if MOE_BF16_BY_MODE
 #define MOE_STREAM_KERNELS_(name, type, NAME)                                                \
   t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);                      \
-  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA); \
-  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_gather_tile_##name##_, MOE_ISA);
+  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
+  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_F32] = MOE_CAT(moe_gather_tile_f32_, MOE_ISA);
+  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_BF16] = MOE_CAT(moe_gather_tile_bf16_, MOE_ISA);
 #endif
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \

@@ -1,5 +1,6 @@
 /* The tile that gathers: of the next tile's rows, as many elements become floats, side by side, as there are k beside
-   the first of its columns. Loads, conversions and stores hide behind the products. Included once per format. */
+   the first of its columns. Loads, conversions and stores hide behind the products. Included for f32 and bf16; fp16 is
+   not worth what it takes to compile. */
 
 MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
