@@ -157,9 +157,10 @@ MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
 }
 
 /* Masked, because gcc's plain form is a macro with a sign conversion at -O0. */
-MOE_INLINE __m256i moe_fp16_encode_avx512(__m512 x) {
-  return _mm512_maskz_cvtps_ph((__mmask16)0xffff, moe_canon_avx512(x), _MM_FROUND_TO_NEAREST_INT);
+MOE_INLINE __m256i moe_fp16_round_avx512(__m512 x) {
+  return _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, _MM_FROUND_TO_NEAREST_INT);
 }
+MOE_INLINE __m256i moe_fp16_encode_avx512(__m512 x) { return moe_fp16_round_avx512(moe_canon_avx512(x)); }
 
 MOE_INLINE __m512 moe_load_f32_avx512(const void *p) { return moe_load_avx512(p); }
 MOE_INLINE __m512 moe_loadn_f32_avx512(const void *p, int64_t n) { return moe_loadn_avx512(p, n); }

@@ -11,6 +11,11 @@ MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
 /* Two vectors side by side as bf16; neither has a NaN or a subnormal. */
 MOE_INLINE __m512i moe_round2_avx512bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 
+/* As fp16; neither has a NaN. */
+MOE_INLINE __m512i moe_halve2_avx512bf16(__m512 a, __m512 b) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(moe_fp16_round_avx512(a)), moe_fp16_round_avx512(b), 1);
+}
+
 /* Whether any of four vectors has a NaN. */
 MOE_INLINE int moe_any_nan4_avx512bf16(const __m512 *x) {
   const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);

@@ -7,14 +7,18 @@
 static atomic_int moe_isa_word_;
 enum { MOE_ISA_ASKED_ = 256 };
 
-/* Intel's cores up to now issue one bf16 dot product where they issue four fused multiply-adds of the same width: the
-   f32 kernels give the same bits in half the time there. */
-MOE_FN int moe_cpu_prefers_fma_(void) {
-#if MOE_X86
+/* Whether bf16 products are dot products where the instruction set has those. Intel's cores up to now issue one of them
+   where they issue four fused multiply-adds of the same width: the f32 kernels give the same bits in half the time
+   there, unless the instruction set was asked for. */
+MOE_FN int moe_dot_products_(int asked) {
+#ifdef MOE_PREFER_FMA
+  (void)asked;
+  return !MOE_PREFER_FMA;
+#elif MOE_X86
   __builtin_cpu_init();
-  return __builtin_cpu_is("intel") != 0;
+  return asked >= 0 || !__builtin_cpu_is("intel");
 #else
-  return 0;
+  return asked >= 0;
 #endif
 }
 
@@ -24,7 +28,7 @@ MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
 #if MOE_X86
   if (isa >= MOE_ISA_AVX2) moe_fill_table_avx2(t);
   if (isa >= MOE_ISA_AVX512) moe_fill_table_avx512(t);
-  if (isa >= MOE_ISA_AVX512BF16 && dot) moe_fill_table_avx512bf16(t);
+  if (isa >= MOE_ISA_AVX512BF16) moe_fill_table_avx512bf16(t, dot);
 #else
   (void)dot;
 #endif
@@ -53,7 +57,7 @@ MOE_FN moe_kernels moe_kernels_(void) {
   int asked;
   const int best = moe_isa_best_(&asked);
   moe_kernels t;
-  moe_fill_table_(&t, (moe_isa)(asked < 0 ? best : asked), asked >= 0 || !moe_cpu_prefers_fma_());
+  moe_fill_table_(&t, (moe_isa)(asked < 0 ? best : asked), moe_dot_products_(asked));
   return t;
 }
 

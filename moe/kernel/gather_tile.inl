@@ -21,7 +21,7 @@ MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ 
       MOE_OPAQUE_POINTER(row);
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + j * MOE_W);
-      MOE_K(tile_step)(MOE_TILE_ROWS, row, b, 0, acc);
+      MOE_K(tile_step)(MOE_TILE_ROWS, row, MOE_PIECE_BYTES, b, 0, acc);
     }
   }
   MOE_K(tile_end)(MOE_TILE_ROWS, t->c, acc);

@@ -29,7 +29,9 @@ typedef struct moe_left_ {
   int across;
   void (*gather)(const struct moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
                  char *room);
-  const void *source;     /* what this needs: the tensor, */
+  /* With gather: the memory that those are read from, which is fetched a piece ahead. */
+  moe_ahead_ (*reads)(const struct moe_left_ *left, int64_t from, int64_t k);
+  const void *source;     /* what these need: the tensor, */
   int64_t expert, column; /*   whose rows, and the first column */
 } moe_left_;
 

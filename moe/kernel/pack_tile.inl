@@ -23,7 +23,7 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *l
         MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
         if (j * MOE_W * size % 64 == 0) __builtin_prefetch(at + ahead, 0, 2);
       }
-      MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, b, 0, acc);
+      MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, MOE_PIECE_BYTES, b, 0, acc);
     }
     src[0] += 2 * stride;
     src[1] += 2 * stride;

@@ -52,21 +52,28 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-/* Row i's sums go to c, or for good, rounded: none is subnormal, and only a NaN takes the way over c. */
+MOE_INLINE void MOE_K(tile_vector_leaves)(const moe_tile_ *t, char *to, MOE_V(i) x) {
+  if (t->past) MOE_V(storei_past)(to, x);
+  else MOE_V(storei)(to, x);
+}
+
+/* Row i's sums go to c, or for good; only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
   float *c = t->c + i * MOE_PANEL;
+  char *to = leaves ? t->to + i * t->to_stride : NULL;
   if (!leaves || MOE_K(any_nan4)(sum)) {
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
-    if (leaves) MOE_CAT(moe_store_rows_bf16_, MOE_VOCABULARY)(t->to + i * t->to_stride, 0, NULL, c, 1, MOE_PANEL);
+    if (leaves) t->store(to, 0, NULL, c, 1, MOE_PANEL);
     return;
   }
-  char *to = t->to + i * t->to_stride;
   MOE_UNROLL
-  for (int j = 0; j < MOE_PANEL / MOE_W; j += 2) {
-    const MOE_V(i) both = MOE_K(round2)(sum[j], sum[j + 1]);
-    if (t->past) MOE_V(storei_past)(to + j * MOE_W * 2, both);
-    else MOE_V(storei)(to + j * MOE_W * 2, both);
+  for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
+    if (t->to_dtype == MOE_DTYPE_F32) MOE_K(tile_vector_leaves)(t, to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+    else if (j % 2 == 0)
+      MOE_K(tile_vector_leaves)(t, to + j * MOE_W * 2, t->to_dtype == MOE_DTYPE_BF16
+                                                           ? MOE_K(round2)(sum[j], sum[j + 1])
+                                                           : MOE_K(halve2)(sum[j], sum[j + 1]));
   }
 }
 
@@ -122,10 +129,33 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
 }
 
 MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
-  for (int64_t i = 0; t->to && !t->past && i < 2 * MOE_TILE_ROWS; i++)
-    __builtin_prefetch(t->to + i / 2 * t->to_stride + i % 2 * 64, 1, 3);
   if (t->rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t);
   else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t);
+}
+
+/* The same of floats. */
+MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  const float *panel = (const float *)t->panel;
+  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  const char *row = t->row;
+  MOE_V(tile_begin)(rows, t->c, t->add, acc);
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
+    MOE_V(tile_fetch_beside)(&lines);
+    MOE_OPAQUE_POINTER(row);
+    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
+  }
+  if (rows < MOE_TILE_ROWS || !t->to) {
+    MOE_V(tile_end)(rows, t->c, acc);
+    return;
+  }
+  MOE_UNROLL
+  for (int i = 0; i < MOE_TILE_ROWS; i++) MOE_K(tile_row_end)(t, i, 1, acc[i]);
+}
+
+MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
+  if (t->rows <= 4) MOE_K(across_rows)(4, t);
+  else MOE_K(across_rows)(MOE_TILE_ROWS, t);
 }
 
 /* Like pack_tile.inl. */
@@ -192,8 +222,10 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_PLAIN
 MOE_QUICK_END
 
-/* Everything else is the vocabulary's table. */
-MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
+/* Everything else is the vocabulary's table; all but the first if not by `dot` products. */
+MOE_FN void MOE_K(fill_table)(moe_kernels *t, int dot) {
+  t->across_tile[MOE_PANEL_F32] = MOE_K(across_tile_f32);
+  if (!dot) return;
   t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
   t->piece_bytes[MOE_PANEL_PAIRS] = MOE_PIECE_BYTES;
   t->rows_short[MOE_PANEL_PAIRS] = MOE_ROWS_SHORT;
@@ -202,7 +234,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
   t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
   t->gather_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(gather_tile_pairs);
-  t->across_tile = MOE_K(across_tile_pairs);
+  t->across_tile[MOE_PANEL_PAIRS] = MOE_K(across_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
   t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);

@@ -26,11 +26,19 @@ typedef struct moe_results_ {
   void (*leave)(void *arg, int64_t p, float *c);
   void *arg;
   /* Instead, where the left operand is a panel, or NULL: whole tiles of whole panels, of k > 0, leave for here within
-     the tile, row i of panel p for to + i * to_stride, 64*p elements of bf16 on (see moe_tile_); the rest stays. */
+     the tile, row i of panel p for to + i * to_stride, 64*p elements on (see moe_tile_); the rest stays. */
   char *to;
   int64_t to_stride;
+  moe_dtype to_dtype;
   int past;
 } moe_results_;
+
+MOE_FN moe_results_ moe_results_leave_(void (*leave)(void *arg, int64_t p, float *c), void *arg) {
+  moe_results_ results = {0};
+  results.leave = leave;
+  results.arg = arg;
+  return results;
+}
 
 typedef struct moe_operands_ {
   const moe_kernels *kernels;
@@ -181,7 +189,8 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
   const moe_ahead_ none = {0};
   if (here || piece->more > 0)
     piece->ahead =
-        moe_right_ahead_(kind, &right, piece->from + (here ? 0 : piece->n), here ? piece->n : piece->more);
+        m->left->reads ? m->left->reads(m->left, piece->from + piece->n, piece->more)
+                       : moe_right_ahead_(kind, &right, piece->from + (here ? 0 : piece->n), here ? piece->n : piece->more);
   else
     piece->ahead = m->next ? *m->next : none;
   moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
@@ -201,8 +210,10 @@ MOE_FN void moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int
   const int whole = (p + 1) * moe_right_width_(m->right) <= m->right->n;
   tile->to = NULL;
   if (!m->left->across || piece->more > 0 || !results || !results->to || !whole) return;
-  tile->to = results->to + p * MOE_PANEL * 2;
+  tile->to = results->to + p * MOE_PANEL * moe_dtype_bytes_(results->to_dtype);
   tile->to_stride = results->to_stride;
+  tile->to_dtype = results->to_dtype;
+  tile->store = m->kernels->store_rows[results->to_dtype];
   tile->past = results->past;
 }
 
@@ -228,7 +239,7 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_left_ *left = m->left;
   const int gathers = !left->held && !left->gather;
-  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile : m->kernels->tile[m->product];
+  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[m->kernels->panel[m->product]] : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
   tile.k = piece->n;

@@ -164,10 +164,12 @@ typedef struct moe_tile_ {
      fetched. */
   const char *later[2 * MOE_TILE_ROWS];
   char *gathered;
-  /* For across_tile: where the sums of MOE_TILE_ROWS rows go instead of c, rounded to bf16, rows to_stride bytes apart;
-     `past`: past the caches, all on whole lines. NULL: to c. */
+  /* For across_tile: where the sums of MOE_TILE_ROWS rows go instead of c, rounded, rows to_stride bytes apart; `past`:
+     past the caches, all on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
   char *to;
   int64_t to_stride;
+  moe_dtype to_dtype;
+  moe_store_rows_fn_ store;
   int past;
   /* For all: see above. */
   moe_fetch_ fetch;
@@ -275,9 +277,9 @@ typedef struct moe_kernels {
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; MOE_TILE_ROWS rows, an even k */
   moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_]; /* or NULL; the same of multiples of MOE_GATHER_K_ */
-  /* If there are pairs: the tile whose left operand is a panel, too, row i its column i, and whose sums can leave;
-     pairs of an f32 panel, of codes. */
-  moe_tile_fn_ across_tile;
+  /* The tile whose left operand is a panel, too, row i its column i, and whose sums can leave; or NULL. */
+  moe_tile_fn_ across_tile[MOE_PANEL_KINDS_];
+  /* If there are pairs: those of an f32 panel, of codes. */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);

@@ -33,20 +33,21 @@ MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
   else if (--lines->fetches >= 0) moe_fetch_next_(&lines->fetch);
 }
 
-/* Adds the rows' elements times b. */
-MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, const MOE_V(f) *b, int flush,
+/* Adds the rows' elements, `pitch` bytes apart, times b. */
+MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, int64_t pitch, const MOE_V(f) *b, int flush,
                                  MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
-    const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row + i * MOE_PIECE_BYTES));
+    const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row + i * pitch));
     MOE_UNROLL
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
       acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma_onto)(a, b[j], acc[i][j]);
   }
 }
 
-/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`. */
-MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *row, const float *panel, int flush,
+/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`; `across`: the rows are a panel's columns,
+   too. */
+MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *row, const float *panel, int flush,
                                   MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int pair = 0; pair < pairs; pair++) {
@@ -56,7 +57,8 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int pairs, const char *row, const fl
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++)
         b[j] = MOE_V(load)(panel + (2 * pair + odd) * MOE_PANEL + j * MOE_W);
-      MOE_K(tile_step)(rows, row + (2 * pair + odd) * 4, b, flush, acc);
+      MOE_K(tile_step)(rows, row + (2 * pair + odd) * (across ? MOE_SQUARE_ : 4), across ? 4 : MOE_PIECE_BYTES, b,
+                       flush, acc);
     }
   }
 }
@@ -72,14 +74,14 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_lines
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
     MOE_K(tile_fetch_beside)(lines);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(rows, MOE_TILE_PAIRS, row, panel, flush, acc);
+    MOE_K(tile_pairs)(rows, 0, MOE_TILE_PAIRS, row, panel, flush, acc);
     row += 8 * MOE_TILE_PAIRS;
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
   for (; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(lines);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(rows, 1, row, panel, flush, acc);
+    MOE_K(tile_pairs)(rows, 0, 1, row, panel, flush, acc);
   }
   MOE_K(tile_end)(rows, c, acc);
 }

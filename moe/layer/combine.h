@@ -144,7 +144,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
     moe_combine_summands_(stage, patch->chunk, at, left.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
       moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
-      const moe_results_ results = {NULL, moe_combine_leave_, &leaving, NULL, 0, 0};
+      const moe_results_ results = moe_results_leave_(moe_combine_leave_, &leaving);
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
       count = moe_min_(moe_group_panels_(left.rows), last - panel);
       right = moe_right_part_(&right, 0, count);

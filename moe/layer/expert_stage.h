@@ -67,7 +67,7 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
     const moe_right_ right = moe_right_part_(&all, panel, count);
     const moe_products_ products = {span->expert, first, left->rows, panel, panel - span->first, 0, NULL, lane->sum};
     moe_expert_leaving_ leaving = {stage, &right, products};
-    const moe_results_ results = {NULL, moe_expert_stage_leave_, &leaving, NULL, 0, 0};
+    const moe_results_ results = moe_results_leave_(moe_expert_stage_leave_, &leaving);
     moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, &results);
   }
 }

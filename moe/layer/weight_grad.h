@@ -88,25 +88,31 @@ MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *ke
   moe_fpenv_leave_(saved);
 }
 
+/* The memory that rows [first, first+rows) of an operand's columns [from, from+n) are read from. */
+MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                         int64_t expert, int64_t from, int64_t n, int64_t first, int64_t rows) {
+  const moe_rows_ all = moe_weight_grad_part_(stage, operand, dtype, expert, from);
+  const moe_rows_ part = moe_rows_from_(&all, first);
+  return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
+}
+
+MOE_FN moe_ahead_ moe_weight_grad_left_reads_(const moe_left_ *left, int64_t from, int64_t k) {
+  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
+  return moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, left->expert, left->column, left->rows, from, k);
+}
+
 MOE_FN moe_left_ moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert,
                                        int64_t from, int64_t n) {
   moe_left_ left = {0};
   left.rows = n;
   left.gathered = lane->gathered;
-  left.across = stage->group->panel == MOE_PANEL_PAIRS;
+  left.across = stage->group->kernels.across_tile[stage->group->panel] != NULL;
   left.gather = moe_weight_grad_gather_;
+  left.reads = moe_weight_grad_left_reads_;
   left.source = stage;
   left.expert = expert;
   left.column = from;
   return left;
-}
-
-/* The memory these will read, for n columns. */
-MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
-                                         int64_t expert, int64_t from, int64_t n) {
-  const moe_rows_ part = moe_weight_grad_part_(stage, operand, dtype, expert, from);
-  const int64_t rows = moe_group_rows_(stage->group, expert);
-  return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
 MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t n0) {
@@ -134,10 +140,12 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
     memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
 
-/* How many of `rows` rows of dW leave within the tile, as long as a panel is whole. */
+/* How many of `rows` rows of dW leave within the tile, as long as a panel is whole. Sums of bf16 products have no
+   subnormals, which the tile takes bf16 not to have. */
 MOE_FN int64_t moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t expert, int64_t rows) {
-  const int can = stage->group->panel == MOE_PANEL_PAIRS && stage->dtype == MOE_DTYPE_BF16 && !stage->accumulate;
-  return can && !stage->blank && moe_group_rows_(stage->group, expert) > 0 ? rows / MOE_TILE_ROWS * MOE_TILE_ROWS : 0;
+  const int can = stage->group->kernels.across_tile[stage->group->panel] && !stage->accumulate && !stage->blank;
+  const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
+  return can && fits && moe_group_rows_(stage->group, expert) > 0 ? rows / MOE_TILE_ROWS * MOE_TILE_ROWS : 0;
 }
 
 /* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
@@ -152,12 +160,15 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
   const int64_t in_tile = moe_weight_grad_in_tile_(stage, expert, rows);
-  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + in_tile, rows - in_tile, n0, panels);
+  const int past = moe_weight_grad_past_(stage);
+  const int64_t unread = past ? in_tile : 0;
+  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
   moe_results_ results = {0};
   results.into = &into;
   results.to = in_tile ? moe_weight_grad_at_(stage, expert, m0, n0) : NULL;
   results.to_stride = stage->n * moe_dtype_bytes_(stage->dtype);
-  results.past = moe_weight_grad_past_(stage);
+  results.to_dtype = stage->dtype;
+  results.past = past;
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
   for (int64_t j = 0; j < panels; j++) {
@@ -176,10 +187,12 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), y + j * bytes);
   }
   const moe_right_ right = moe_right_packed_(y, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
+  const int64_t piece = moe_min_(k, moe_piece_(&stage->group->kernels, stage->group->panel, MOE_ROWS_MAX));
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
-    const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0), more = moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL);
-    const moe_ahead_ ahead =
-        more > 0 ? moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, expert, m0 + MOE_PANEL, more) : *next;
+    const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0);
+    const moe_left_ then = moe_weight_grad_left_(
+        stage, lane, expert, m0 + MOE_PANEL, moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL));
+    const moe_ahead_ ahead = then.rows > 0 ? then.reads(&then, 0, piece) : *next;
     moe_weight_grad_rows_(stage, lane, expert, m0, rows, n0, panels, &right, &ahead);
   }
 }
@@ -195,7 +208,8 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
   *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
-                                  moe_min_(stage->wide * MOE_PANEL, stage->n - n0));
+                                  moe_min_(stage->wide * MOE_PANEL, stage->n - n0), 0,
+                                  moe_group_rows_(stage->group, expert));
 }
 
 /* An expert without rows still gets its gradient, zero. */
