@@ -164,6 +164,14 @@ static const grouped_fn grouped_call[][3] = {{NULL, NULL, NULL},
 #undef TEST_ROW_
 };
 
+typedef moe_status (*grouped_size_fn)(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
+
+static const grouped_size_fn weight_grad_size[] = {NULL,
+#define TEST_ROW_(name, type, NAME) moe_grouped_gemm_dw_##name##_workspace_size,
+                                                   MOE_DTYPE_LIST(TEST_ROW_)
+#undef TEST_ROW_
+};
+
 static void check_case(grouped *g) {
   struct test_pool pool = {.seed = g->seed};
   moe_context ctx = {.parallel_for = test_pool_parallel_for,
@@ -219,31 +227,39 @@ static void test_row_counts(void **state) {
   test_use_best_isa();
 }
 
-/* In the first rows and the last some elements are whatever 16 bits may be: NaN with payloads, infinities and
-   subnormals among them. */
+/* In the first rows and the last some elements are whatever bits may be: NaN with payloads, infinities and subnormals
+   among them. Products of two first rows of float are subnormal. */
 static void fill_bits(test_tensor *tensor, uint64_t *rng, int64_t columns) {
   test_fill_uniform(tensor, rng, 1.0);
-  for (int64_t i = 0; i < 8 * columns; ++i)
-    if (test_random_chance(rng, 30))
-      ((uint16_t *)tensor->data)[test_random_chance(rng, 2) ? i : tensor->count - 1 - i] =
-          (uint16_t)(test_random_range(rng, 0, 0xffff) | (test_random_chance(rng, 4) ? 0x7f80 : 0));
+  for (int64_t i = 0; i < columns && tensor->dtype == MOE_DTYPE_F32; ++i) ((float *)tensor->data)[i] *= 0x1p-65f;
+  for (int64_t n = 0; n < 8 * columns; ++n) {
+    if (!test_random_chance(rng, 30)) continue;
+    const int64_t i = test_random_chance(rng, 2) ? n : tensor->count - 1 - n;
+    const uint32_t upper = (uint32_t)test_random_range(rng, 0, 0xffff) | (test_random_chance(rng, 4) ? 0x7f80u : 0);
+    if (tensor->dtype == MOE_DTYPE_F32)
+      ((uint32_t *)tensor->data)[i] = upper << 16 | (uint32_t)test_random_range(rng, 0, 0xffff);
+    else
+      ((uint16_t *)tensor->data)[i] = (uint16_t)upper;
+  }
 }
 
 /* dW leaves by several ways, of which only some see a NaN: whole tiles and rests of them, whole panels and narrow ones,
    lines that begin where rows do and others, experts with no row, a few, and more than a piece; panels of y that fill
    the workspace to its end. To the bit. */
 static void test_weight_grad_bits(void **state) {
-  (void)state;
+  const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t sides[][2] = {{6, 64}, {70, 64}, {64, 72}, {11, 128}, {130, 160}, {6, 448}};
   int32_t sizes[] = {0, 1, 7, 530, 12};
-  for (size_t n = 0; n < sizeof sides / sizeof *sides; ++n) {
+  for (size_t n = 0; n < 3 * sizeof sides / sizeof *sides; ++n) {
     uint64_t rng = test_case_seed(test_seed(1), n);
     moe_context ctx = {.allocate = test_allocate, .release = test_release};
     moe_grouped_gemm_args a = {
-        .num_tokens = 550, .topk = 1, .E = 5, .N = sides[n][0], .K = sides[n][1], .m_sizes = sizes};
-    test_tensor x = test_tensor_new(MOE_DTYPE_BF16, a.num_tokens * a.K),
+        .num_tokens = 550, .topk = 1, .E = 5, .N = sides[n / 3][0], .K = sides[n / 3][1], .m_sizes = sizes};
+    a.weight_grad_dtype = (moe_dtype)(MOE_DTYPE_DEFAULT + 1 + n % 3);
+    test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K),
                 dy = test_tensor_new(x.dtype, a.num_tokens * a.N);
-    test_tensor want = test_tensor_new(x.dtype, a.E * a.N * a.K), room = test_tensor_new(x.dtype, want.count + 32);
+    test_tensor want = test_tensor_new(a.weight_grad_dtype, a.E * a.N * a.K),
+                room = test_tensor_new(want.dtype, want.count + 32);
     test_tensor got = want; /* from where a line begins */
     got.data = (char *)room.data + (-(uintptr_t)room.data & 63);
     fill_bits(&x, &rng, a.K), fill_bits(&dy, &rng, a.N);
@@ -251,15 +267,15 @@ static void test_weight_grad_bits(void **state) {
     for (int isa = 0; isa < TEST_ISA_COUNT; ++isa) {
       if (!test_use_isa(isa)) continue;
       a.dW = isa == MOE_ISA_SCALAR ? want.data : memset(got.data, 0x5a, test_tensor_bytes(&got));
-      assert_int_equal(moe_grouped_gemm_dw_bf16_workspace_size(&ctx, &a, &a.workspace_bytes), MOE_OK);
+      assert_int_equal(weight_grad_size[dtype](&ctx, &a, &a.workspace_bytes), MOE_OK);
       struct guarded workspace = guard_alloc(a.workspace_bytes, GUARD_AFTER);
       assert_non_null(a.workspace = workspace.data);
-      if (moe_grouped_gemm_dw_bf16(&ctx, &a) != MOE_OK) fail_msg("%s", ctx.message);
+      if (grouped_call[dtype][2](&ctx, &a) != MOE_OK) fail_msg("%s", ctx.message);
       guard_free(&workspace);
       const int64_t differs = isa == MOE_ISA_SCALAR ? -1 : test_tensor_differs(&want, &got);
       if (differs >= 0)
-        fail_msg("dW[%lld] of N=%lld K=%lld differs from scalar, isa %s", (long long)differs, (long long)a.N,
-                 (long long)a.K, moe_isa_name((moe_isa)isa));
+        fail_msg("dW[%lld] of N=%lld K=%lld weight_grad_dtype=%d differs from scalar, isa %s", (long long)differs,
+                 (long long)a.N, (long long)a.K, (int)a.weight_grad_dtype, moe_isa_name((moe_isa)isa));
     }
     test_use_best_isa();
     test_tensor *all[] = {&x, &dy, &want, &room};
@@ -282,8 +298,11 @@ static void test_packed_checks(void **state) {
   a.packed_W_bytes = packing.packed_bytes;
   assert_int_equal(moe_grouped_gemm_fp16(&ctx, &a), MOE_ERROR_INVALID_SHAPE);
   if (moe_isa_supported(MOE_ISA_AVX512BF16)) {
+    size_t floats;
     assert_int_equal(moe_isa_limit(MOE_ISA_AVX512), MOE_OK);
-    assert_int_equal(moe_grouped_gemm_bf16(&ctx, &a), MOE_ERROR_UNSUPPORTED);
+    assert_int_equal(moe_pack_weights_bf16_size(&ctx, &packing, &floats), MOE_OK);
+    if (floats != packing.packed_bytes) /* not with MOE_PREFER_FMA */
+      assert_int_equal(moe_grouped_gemm_bf16(&ctx, &a), MOE_ERROR_UNSUPPORTED);
     test_use_best_isa();
   }
   ((uint32_t *)packing.packed)[1] = MOE_PACK_DOWN;
@@ -397,7 +416,7 @@ static void test_packed_layer(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact),    cmocka_unit_test(test_row_counts),
-                                     cmocka_unit_test(test_weight_grad_bits), cmocka_unit_test(test_packed_checks),
+                                     EACH_DTYPE(test_weight_grad_bits),       cmocka_unit_test(test_packed_checks),
                                      cmocka_unit_test(test_bad_arguments),    cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }

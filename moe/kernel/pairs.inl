@@ -52,12 +52,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-MOE_INLINE void MOE_K(tile_vector_leaves)(const moe_tile_ *t, char *to, MOE_V(i) x) {
-  if (t->past) MOE_V(storei_past)(to, x);
-  else MOE_V(storei)(to, x);
-}
-
-/* Row i's sums go to c, or for good; only a NaN takes the way over c. */
+/* Row i's sums go to c, or for good, past the caches; only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
   float *c = t->c + i * MOE_PANEL;
   char *to = leaves ? t->to + i * t->to_stride : NULL;
@@ -69,11 +64,11 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const
   }
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
-    if (t->to_dtype == MOE_DTYPE_F32) MOE_K(tile_vector_leaves)(t, to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+    if (t->to_dtype == MOE_DTYPE_F32) MOE_V(storei_past)(to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
     else if (j % 2 == 0)
-      MOE_K(tile_vector_leaves)(t, to + j * MOE_W * 2, t->to_dtype == MOE_DTYPE_BF16
-                                                           ? MOE_K(round2)(sum[j], sum[j + 1])
-                                                           : MOE_K(halve2)(sum[j], sum[j + 1]));
+      MOE_V(storei_past)
+      (to + j * MOE_W * 2,
+       t->to_dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_K(halve2)(sum[j], sum[j + 1]));
   }
 }
 
@@ -114,7 +109,7 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, int leaves, const m
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
   }
-  if (leaves && t->to) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), &lines, acc);
+  if (leaves && t->to && t->past) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), &lines, acc);
   else MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_ends), &lines, acc);
 }
 
@@ -128,9 +123,15 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+/* What is not to leave past the caches is stored while it is in the first. */
+MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t) {
+  if (t->to && !t->past) t->store(t->to, t->to_stride, NULL, t->c, MOE_TILE_ROWS, MOE_PANEL);
+}
+
 MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
   if (t->rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t);
   else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t);
+  MOE_K(tile_store)(t);
 }
 
 /* The same of floats. */
@@ -145,7 +146,7 @@ MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t) {
     MOE_OPAQUE_POINTER(row);
     MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
   }
-  if (rows < MOE_TILE_ROWS || !t->to) {
+  if (rows < MOE_TILE_ROWS || !t->to || !t->past) {
     MOE_V(tile_end)(rows, t->c, acc);
     return;
   }
@@ -156,6 +157,7 @@ MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t) {
 MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   if (t->rows <= 4) MOE_K(across_rows)(4, t);
   else MOE_K(across_rows)(MOE_TILE_ROWS, t);
+  MOE_K(tile_store)(t);
 }
 
 /* Like pack_tile.inl. */
