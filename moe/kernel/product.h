@@ -180,17 +180,16 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
 }
 
 /* What is fetched beside the `ahead_panels` panels from p on: as many of the following ones or, after the last, of the
-   next piece, or what is read after this product. */
+   next piece, or what is read after this product. With panels that are in cache it is the left operand's next piece. */
 MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels, then = p + count;
   const int here = then < panels;
   const moe_right_ right = moe_right_part_(m->right, here ? then : 0, count);
   const moe_ahead_ none = {0};
+  const int64_t from = piece->from + (here ? 0 : piece->n), k = here ? piece->n : piece->more;
   if (here || piece->more > 0)
-    piece->ahead =
-        m->left->reads ? m->left->reads(m->left, piece->from + piece->n, piece->more)
-                       : moe_right_ahead_(kind, &right, piece->from + (here ? 0 : piece->n), here ? piece->n : piece->more);
+    piece->ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
   else
     piece->ahead = m->next ? *m->next : none;
   moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
@@ -239,7 +238,8 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_left_ *left = m->left;
   const int gathers = !left->held && !left->gather;
-  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[m->kernels->panel[m->product]] : m->kernels->tile[m->product];
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[kind] : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
   tile.k = piece->n;

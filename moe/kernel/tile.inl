@@ -45,8 +45,8 @@ MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, int64_t pitch, const
   }
 }
 
-/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`; `across`: the rows are a panel's columns,
-   too. */
+/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`; `across`: the rows are a panel's columns
+   as well. */
 MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *row, const float *panel, int flush,
                                   MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
