@@ -1,7 +1,7 @@
 /* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product beside a
    vocabulary whose f32 tile is as wide as a panel. Where that does two fused multiply-adds per pair of k, this does one
-   dot product, to the same bits. And the tiles both of whose operands are panels, of pairs and of floats: sums leave them
-   rounded by its instructions. */
+   dot product, to the same bits. And the tiles both of whose operands are panels, of pairs and of floats: their sums
+   leave rounded by its instructions. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
