@@ -1,5 +1,7 @@
 /* The streams of stream.inl for so few rows that memory takes longer: two rows of columns are read side by side from
-   end to end, in the order that memory sends fastest. Included once per format with a vector load. */
+   end to end, in the order that memory sends fastest. From the second-level cache they are fetched into the first, too:
+   products that wait for a load leave no room for the fetches behind it. Included once per format with a vector
+   load. */
 
 /* The pair of elements from `from` on of `rows` rows times the two rows of columns, the odd one first. A row that is
    not there is the last one again. */
@@ -12,25 +14,31 @@ MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from
     even[r] = MOE_V(set1)(x[0]);
     odd[r] = MOE_V(set1)(x[1]);
   }
+  const int64_t run = s->n * size, near = run <= 2 * MOE_STREAM_NEAR ? run : MOE_STREAM_NEAR;
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * s->stride;
     float *c = s->c + part * width;
-    for (int64_t j = 0; j < s->n; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
-      for (int64_t i = 0; i < wide * size; i += 64) {
-        __builtin_prefetch(src + s->ahead + i, 0, 2);
-        __builtin_prefetch(src + s->ahead + s->stride + i, 0, 2);
-      }
-      MOE_UNROLL
-      for (int v = 0; v < MOE_K(stream_vectors); v++) {
-        const char *at = src + v * MOE_W * size;
-        const MOE_V(f) first = MOE_VF(load)(at + s->stride), second = MOE_VF(load)(at);
+    /* The last columns, behind which the next two rows begin. */
+    int64_t j = 0, soon = near;
+    for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * s->stride - run)
+      for (; j < end; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
+        for (int64_t i = 0; i < wide * size; i += 64) {
+          __builtin_prefetch(src + s->ahead + i, 0, 2);
+          __builtin_prefetch(src + s->ahead + s->stride + i, 0, 2);
+          __builtin_prefetch(src + soon + i, 0, 3);
+          __builtin_prefetch(src + soon + s->stride + i, 0, 3);
+        }
         MOE_UNROLL
-        for (int r = 0; r < rows; r++) {
-          float *sum = c + r * MOE_PANEL + v * MOE_W;
-          MOE_V(store)(sum, MOE_V(fma)(even[r], second, MOE_V(fma)(odd[r], first, MOE_V(load)(sum))));
+        for (int v = 0; v < MOE_K(stream_vectors); v++) {
+          const char *at = src + v * MOE_W * size;
+          const MOE_V(f) first = MOE_VF(load)(at + s->stride), second = MOE_VF(load)(at);
+          MOE_UNROLL
+          for (int r = 0; r < rows; r++) {
+            float *sum = c + r * MOE_PANEL + v * MOE_W;
+            MOE_V(store)(sum, MOE_V(fma)(even[r], second, MOE_V(fma)(odd[r], first, MOE_V(load)(sum))));
+          }
         }
       }
-    }
   }
 }
 

@@ -16,7 +16,8 @@ enum {
   MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
-  MOE_STREAM_ROWS = 6      /* with up to so many rows, which take about as long as memory, it reads from end to end */
+  MOE_STREAM_ROWS = 6,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
+  MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice as many */
 };
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
