@@ -219,7 +219,6 @@ MOE_INLINE __m256 moe_bf16_decode_avx2(__m128i h) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* The upper half is the number, which is no NaN. */
 MOE_INLINE __m256i moe_bf16_round_avx2(__m256 x) {
   __m256i bits = _mm256_castps_si256(x);
   __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

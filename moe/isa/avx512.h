@@ -135,7 +135,7 @@ MOE_INLINE __m512 moe_bf16_decode_avx512(__m256i h) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* In integers, because VCVTNEPS2BF16 flushes subnormals. The upper half is the number, which is no NaN. */
+/* In integers, because VCVTNEPS2BF16 flushes subnormals. */
 MOE_INLINE __m512i moe_bf16_round_avx512(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
   const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));

@@ -40,6 +40,7 @@
      fma_exact                       fma where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
+     bf16_round                      a number's bits, rounded to bf16 in the upper half; the lower is left as it falls
      largest2x16                     lane i: the largest upper and lower words of vector i of W, which are used up
      load_columns                    vector j: word j of each of W rows, `stride` bytes apart */
 #ifndef MOE_ISA_SCALAR_H
@@ -121,9 +122,12 @@ MOE_INLINE float moe_canon_scalar(float x) {
 
 MOE_INLINE float moe_bf16_decode_scalar(uint16_t h) { return moe_castf_scalar((uint32_t)h << 16); }
 
+MOE_INLINE uint32_t moe_bf16_round_scalar(float x) {
+  const uint32_t bits = moe_casti_scalar(x);
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
 MOE_INLINE uint16_t moe_bf16_encode_scalar(float x) {
-  uint32_t bits = moe_casti_scalar(moe_canon_scalar(x));
-  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  return (uint16_t)(moe_bf16_round_scalar(moe_canon_scalar(x)) >> 16);
 }
 
 MOE_INLINE float moe_fp16_decode_scalar(uint16_t h) {

@@ -43,13 +43,14 @@ MOE_FN void MOE_K(multiply_row)(float *x, const float *y, int64_t n) {
   if (i < n) MOE_V(storen)(x + i, MOE_V(mul)(MOE_V(loadn)(x + i, n - i), MOE_V(loadn)(y + i, n - i)), n - i);
 }
 
-MOE_FN void MOE_K(scale_to_bf16)(float *x, const float *y, int64_t n) {
-  uint16_t rounded[MOE_W];
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(MOE_W, n - i);
-    const MOE_V(f) product = MOE_V(mul)(MOE_V(loadn)(x + i, left), MOE_V(loadn)(y + i, left));
-    MOE_CAT(moe_store_bf16_, MOE_VOCABULARY)(rounded, product);
-    MOE_V(storen)(x + i, MOE_CAT(moe_load_bf16_, MOE_VOCABULARY)(rounded), left);
+MOE_FN void MOE_K(scale_to_bf16)(float *panel, const float *scale, int64_t rows, int64_t n) {
+  for (int64_t j = 0; j < n; j += MOE_W) {
+    const MOE_V(f) factor = MOE_V(loadn)(scale + j, moe_min_(MOE_W, n - j));
+    float *x = panel + j;
+    for (int64_t r = 0; r < rows; r++, x += MOE_PANEL) {
+      const MOE_V(i) bits = MOE_V(bf16_round)(MOE_V(canon)(MOE_V(mul)(MOE_V(load)(x), factor)));
+      MOE_V(store)(x, MOE_V(castf)(MOE_V(andi)(bits, MOE_V(set1i)(0xffff0000u))));
+    }
   }
 }
 

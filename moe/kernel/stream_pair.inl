@@ -14,24 +14,26 @@ MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from
     even[r] = MOE_V(set1)(x[0]);
     odd[r] = MOE_V(set1)(x[1]);
   }
-  const int64_t run = s->n * size, near = run <= 2 * MOE_STREAM_NEAR ? run : MOE_STREAM_NEAR;
+  const int64_t stride = s->stride, ahead = s->ahead, run = s->n * size;
+  const int64_t near = run <= 2 * MOE_STREAM_NEAR ? run : MOE_STREAM_NEAR;
   for (int64_t part = 0; part < s->parts; part++) {
-    const char *src = s->base[part] + from * s->stride;
+    const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
     /* The last columns, behind which the next two rows begin. */
     int64_t j = 0, soon = near;
-    for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * s->stride - run)
+    for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
-        for (int64_t i = 0; i < wide * size; i += 64) {
-          __builtin_prefetch(src + s->ahead + i, 0, 2);
-          __builtin_prefetch(src + s->ahead + s->stride + i, 0, 2);
+        MOE_UNROLL
+        for (int i = 0; i < MOE_K(stream_wide) * (int)sizeof(MOE_FORMAT_TYPE); i += 64) {
+          __builtin_prefetch(src + ahead + i, 0, 2);
+          __builtin_prefetch(src + ahead + stride + i, 0, 2);
           __builtin_prefetch(src + soon + i, 0, 3);
-          __builtin_prefetch(src + soon + s->stride + i, 0, 3);
+          __builtin_prefetch(src + soon + stride + i, 0, 3);
         }
         MOE_UNROLL
         for (int v = 0; v < MOE_K(stream_vectors); v++) {
           const char *at = src + v * MOE_W * size;
-          const MOE_V(f) first = MOE_VF(load)(at + s->stride), second = MOE_VF(load)(at);
+          const MOE_V(f) first = MOE_VF(load)(at + stride), second = MOE_VF(load)(at);
           MOE_UNROLL
           for (int r = 0; r < rows; r++) {
             float *sum = c + r * MOE_PANEL + v * MOE_W;

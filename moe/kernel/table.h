@@ -218,7 +218,7 @@ typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 /* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of
    it lie side by side in a panel. */
 MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
-  return c + wide + (j % width ? 0 : s->c_stride - width);
+  return c + wide + (j & (width - 1) ? 0 : s->c_stride - width);
 }
 
 /* Beside rows of a part from `from` on, of `bytes` each: what lies `ahead` of them, line by line, in the order it lies
@@ -299,7 +299,8 @@ typedef struct moe_kernels {
                    int64_t n);
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);                      /* x *= y */
-  void (*scale_to_bf16)(float *x, const float *y, int64_t n);                     /* the same, rounded to bf16 */
+  /* rows of whole vectors, 64 apart, of which n columns are there, times these columns' factors, rounded to bf16 */
+  void (*scale_to_bf16)(float *panel, const float *scale, int64_t rows, int64_t n);
   void (*copy_past)(void *dst, const void *src, int64_t bytes);                   /* past the caches */
   /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
   void (*transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);

@@ -124,11 +124,15 @@ MOE_FN void moe_patch_row_scales_(const moe_weight_patch_ *p, int64_t r, float *
   }
 }
 
-/* Whether its scales are those of the row before. */
-MOE_FN int moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r) {
-  if (r == 0) return 0;
-  if (p->q->weight->scaling == MOE_WEIGHT_BLOCK) return ((p->across ? p->column : p->element) + r) % p->q->block != 0;
-  return p->q->weight->scaling == MOE_WEIGHT_STATIC || p->q->weight->scaling == MOE_WEIGHT_STATIC_PER_EXPERT;
+/* Of how many of its `rows` rows, from r on, the scales are the same. */
+MOE_FN int64_t moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r, int64_t rows) {
+  const int64_t at = (p->across ? p->column : p->element) + r;
+  switch (p->q->weight->scaling) {
+    case MOE_WEIGHT_BLOCK: return moe_min_(rows - r, p->q->block - at % p->q->block);
+    case MOE_WEIGHT_STATIC:
+    case MOE_WEIGHT_STATIC_PER_EXPERT: return rows - r;
+    default: return 1;
+  }
 }
 
 /* Products may be under way in a mode that flushes subnormals, which these are not to meet. */
@@ -136,12 +140,13 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
   const int bf16 = p->q->type == MOE_DTYPE_BF16;
   const moe_fpenv_ saved = moe_fpenv_enter_();
   float scale[MOE_PANEL];
-  for (int64_t r = 0; r < k; r++, panel += MOE_PANEL) {
-    if (!moe_patch_same_scales_(p, r)) moe_patch_row_scales_(p, r, scale);
-    if (bf16)
-      p->kernels->scale_to_bf16(panel, scale, n);
+  for (int64_t r = 0, same; r < k; r += same) {
+    float *rows = panel + r * MOE_PANEL;
+    same = moe_patch_same_scales_(p, r, k);
+    moe_patch_row_scales_(p, r, scale);
+    if (bf16) p->kernels->scale_to_bf16(rows, scale, same, n);
     else
-      p->kernels->multiply_row(panel, scale, n);
+      for (int64_t i = 0; i < same; i++) p->kernels->multiply_row(rows + i * MOE_PANEL, scale, n);
   }
   moe_fpenv_leave_(saved);
 }
