@@ -11,14 +11,16 @@ MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 
-/* stream_deep rows of stream_wide columns. */
-MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c,
-                                     moe_fetch_at_ *ahead) {
+/* stream_deep rows of stream_wide columns. What lies ahead of them is fetched into the second-level cache, which takes
+   more at a time than the first. */
+MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[MOE_STREAM_VECTORS];
   const int plain = MOE_KF(stream_load)(s, src, b);
-  for (int q = 0; q < MOE_K(stream_deep); q++)
+  const char *ahead = src + s->ahead;
+  MOE_UNROLL
+  for (int q = 0; q < MOE_K(stream_deep); q++, ahead += s->stride)
     for (int64_t i = 0; i < MOE_K(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
-      moe_fetch_next_(ahead);
+      __builtin_prefetch(ahead + i, 0, 2);
   if (plain) MOE_K(stream_products)(s, MOE_K(stream_deep) / 2, MOE_K(stream_vectors), MOE_K(stream_deep), b, x, c);
   else MOE_KF(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
 }
@@ -28,12 +30,11 @@ MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
   const int64_t width = MOE_PANEL / s->parts;
   for (int64_t from = MOE_KF(stream_few)(s); from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++) {
-      moe_fetch_at_ ahead = moe_stream_fetch_(s, part, from, s->n * size);
       float *c = s->c + part * width;
       for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
         const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
         const char *src = s->base[part] + from * s->stride + j * size;
-        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c, &ahead);
+        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c);
         else MOE_KF(stream_rest)(s, src, k, n, s->x + from, c);
       }
     }

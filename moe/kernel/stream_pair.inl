@@ -54,6 +54,8 @@ MOE_FN int64_t MOE_KF(stream_few)(const moe_stream_ *s) {
       case 2: MOE_KF(stream_pair)(2, s, from); break;
       case 3:
       case 4: MOE_KF(stream_pair)(4, s, from); break;
+      case 5:
+      case 6: MOE_KF(stream_pair)(6, s, from); break;
       default: MOE_KF(stream_pair)(MOE_STREAM_ROWS, s, from); break;
     }
   return from;

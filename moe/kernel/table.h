@@ -16,7 +16,7 @@ enum {
   MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
-  MOE_STREAM_ROWS = 6,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
+  MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice as many */
 };
 
@@ -219,14 +219,6 @@ typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
    it lie side by side in a panel. */
 MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
   return c + wide + (j & (width - 1) ? 0 : s->c_stride - width);
-}
-
-/* Beside rows of a part from `from` on, of `bytes` each: what lies `ahead` of them, line by line, in the order it lies
-   in. Into the second-level cache, which takes more at a time than the first. */
-MOE_INLINE moe_fetch_at_ moe_stream_fetch_(const moe_stream_ *s, int64_t part, int64_t from, int64_t bytes) {
-  const int64_t lines = moe_max_(1, bytes / 64);
-  const moe_fetch_ fetch = {s->base[part] + from * s->stride + s->ahead, lines, 64, s->stride - 64 * lines};
-  return moe_fetch_begin_(&fetch);
 }
 
 /* A scale byte with which no normal element under- or overflows. */
