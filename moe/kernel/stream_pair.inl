@@ -19,8 +19,7 @@ MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
-    /* The last columns, behind which the next two rows begin. */
-    int64_t j = 0, soon = near;
+    int64_t j = 0, soon = near; /* so many bytes on; behind a row's last ones, in the next two rows */
     for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
         MOE_UNROLL
