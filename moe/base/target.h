@@ -47,14 +47,17 @@
 #endif
 
 /* Code that runs as fast when it is compiled in half the time: what only arranges the kernels' work and, WIDE, kernels
-   that are all intrinsics and unrolled loops. gcc takes -O1 for it; kernels must not return with the vector registers'
-   upper halves in use, which it sees to from -O2 on only. clang must not unroll or inline beyond what is asked for. */
+   that are all intrinsics and unrolled loops. gcc takes -O1 for it, and leaves out of what is no kernel the passes that
+   cost most and find least there; kernels must not return with the vector registers' upper halves in use, which it sees
+   to from -O2 on only. clang must not unroll or inline beyond what is asked for. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_BEGIN      MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
 #define MOE_QUICK_END        MOE_PRAGMA(clang attribute pop)
 #elif defined(__GNUC__) && defined(__OPTIMIZE__)
-#define MOE_QUICK_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O1"))
+#define MOE_QUICK_BEGIN        \
+  MOE_PRAGMA(GCC push_options) \
+  MOE_PRAGMA(GCC optimize("O1", "no-tree-ccp", "no-tree-dominator-opts", "no-tree-pta"))
 #define MOE_QUICK_WIDE_BEGIN \
   MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O1", "expensive-optimizations"))
 #define MOE_QUICK_END MOE_PRAGMA(GCC pop_options)

@@ -3,19 +3,13 @@
    products that wait for a load leave no room for the fetches behind it. Included once per format with a vector
    load. */
 
-/* The pair of elements from `from` on of `rows` rows times the two rows of columns, the odd one first. A row that is
-   not there is the last one again. */
-MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from) {
+/* The pair of elements from `from` on of each row times the two rows of columns, the odd one first. `rows` is
+   s->rows; where it is known to be one, its elements stay in registers. */
+MOE_INLINE void MOE_KF(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(stream_wide), size = (int64_t)sizeof(MOE_FORMAT_TYPE), width = MOE_PANEL / s->parts;
-  MOE_V(f) even[MOE_STREAM_ROWS], odd[MOE_STREAM_ROWS];
-  MOE_UNROLL
-  for (int r = 0; r < rows; r++) {
-    const float *x = s->x + (r < s->rows ? r : s->rows - 1) * s->x_stride + from;
-    even[r] = MOE_V(set1)(x[0]);
-    odd[r] = MOE_V(set1)(x[1]);
-  }
   const int64_t stride = s->stride, ahead = s->ahead, run = s->n * size;
   const int64_t near = run <= 2 * MOE_STREAM_NEAR ? run : MOE_STREAM_NEAR;
+  MOE_V(f) even = MOE_V(set1)(s->x[from]), odd = MOE_V(set1)(s->x[from + 1]);
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
@@ -29,14 +23,20 @@ MOE_INLINE void MOE_KF(stream_pair)(int rows, const moe_stream_ *s, int64_t from
           __builtin_prefetch(src + soon + i, 0, 3);
           __builtin_prefetch(src + soon + stride + i, 0, 3);
         }
+        MOE_V(f) above[MOE_K(stream_vectors)], below[MOE_K(stream_vectors)];
         MOE_UNROLL
         for (int v = 0; v < MOE_K(stream_vectors); v++) {
-          const char *at = src + v * MOE_W * size;
-          const MOE_V(f) first = MOE_VF(load)(at + stride), second = MOE_VF(load)(at);
+          below[v] = MOE_VF(load)(src + stride + v * MOE_W * size);
+          above[v] = MOE_VF(load)(src + v * MOE_W * size);
+        }
+        const float *x = s->x + from;
+        float *sum = c;
+        for (int64_t r = 0; r < rows; r++, x += s->x_stride, sum += MOE_PANEL) {
+          if (rows > 1) even = MOE_V(set1)(x[0]), odd = MOE_V(set1)(x[1]);
           MOE_UNROLL
-          for (int r = 0; r < rows; r++) {
-            float *sum = c + r * MOE_PANEL + v * MOE_W;
-            MOE_V(store)(sum, MOE_V(fma)(even[r], second, MOE_V(fma)(odd[r], first, MOE_V(load)(sum))));
+          for (int v = 0; v < MOE_K(stream_vectors); v++) {
+            const MOE_V(f) sums = MOE_V(fma)(odd, below[v], MOE_V(load)(sum + v * MOE_W));
+            MOE_V(store)(sum + v * MOE_W, MOE_V(fma)(even, above[v], sums));
           }
         }
       }
@@ -48,14 +48,7 @@ MOE_FN int64_t MOE_KF(stream_few)(const moe_stream_ *s) {
   int64_t from = 0;
   if (s->rows > MOE_STREAM_ROWS || s->n % MOE_K(stream_wide) != 0) return 0;
   for (; from + 2 <= s->k; from += 2)
-    switch (s->rows) {
-      case 1: MOE_KF(stream_pair)(1, s, from); break;
-      case 2: MOE_KF(stream_pair)(2, s, from); break;
-      case 3:
-      case 4: MOE_KF(stream_pair)(4, s, from); break;
-      case 5:
-      case 6: MOE_KF(stream_pair)(6, s, from); break;
-      default: MOE_KF(stream_pair)(MOE_STREAM_ROWS, s, from); break;
-    }
+    if (s->rows == 1) MOE_KF(stream_pair)(1, s, from);
+    else MOE_KF(stream_pair)(s->rows, s, from);
   return from;
 }
