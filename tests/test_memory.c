@@ -311,7 +311,7 @@ static void assert_documented_workspace(int64_t T, int64_t H, int64_t I, int64_t
   bwd.gate_up_proj_act_checkpoint_T = &layer; /* there is one */
   moe_blockwise_mm_bwd_args scaled = bwd, recompute = {.layer = layer};
   scaled.layer.config.affinity_mode = MOE_AFFINITY_PRE_SCALE;
-  lane = lane > 7 * MiB / 2 ? lane : 7 * MiB / 2;
+  lane = lane > 4 * MiB ? lane : 4 * MiB;
   lane = lane > 3 * MiB / 2 + 4 * T ? lane : 3 * MiB / 2 + 4 * T;
   const int64_t most = R * (3 * I * s + I / 16 + 25) + thread * lane + more;
 #define SIZES(name)                                                                                          \
@@ -319,7 +319,7 @@ static void assert_documented_workspace(int64_t T, int64_t H, int64_t I, int64_t
    moe_blockwise_mm_bwd_##name##_workspace_size(&ctx, &bwd, &backward) |                                     \
    moe_blockwise_mm_bwd_##name##_workspace_size(&ctx, &recompute, &other))
   assert_int_equal(bf16 ? SIZES(bf16) : SIZES(f32), MOE_OK);
-  assert_in_range(forward, 1, R * (I * s + 21) + (R <= 8 * E ? R * H * 4 : 0) + thread * (7 * MiB / 2) + more);
+  assert_in_range(forward, 1, R * (I * s + 21) + (R <= 8 * E ? R * H * 4 : 0) + thread * 4 * MiB + more);
   assert_in_range(backward, 1, most);
   assert_in_range(other, 1, most + 2 * R * I * s);
   assert_int_equal(bf16 ? moe_blockwise_mm_bwd_bf16_workspace_size(&ctx, &scaled, &other)

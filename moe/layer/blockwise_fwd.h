@@ -136,8 +136,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I), moe_combine_floats_(call),
-                    0);
+  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I),
+                    moe_combine_floats_(call, lanes), 0);
 }
 
 /* The down projection by itself, each expert's weights read through once. */

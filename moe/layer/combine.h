@@ -29,23 +29,20 @@ typedef struct moe_combine_ {
   void *user; /* what add needs besides */
 } moe_combine_;
 
-/* Outputs that a lane sums up at a time: those of a chunk of tokens and of some panels. */
-enum { MOE_COMBINE_FLOATS = 1 << 18 };
+/* Outputs that a lane sums up at a time, those of a chunk of tokens and of some panels, at most: the more panels, the
+   less often rows are gathered. */
+enum { MOE_COMBINE_FLOATS = 1 << 19 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
-MOE_FN int64_t moe_combine_panels_max_(const moe_blockwise_ *call) {
+MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call, int64_t lanes) {
   const int64_t fit = MOE_COMBINE_FLOATS / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
-  return moe_min_(fit, moe_combine_panels_(call));
+  return moe_panels_per_item_(lanes, call->plan.chunks, moe_combine_panels_(call), fit);
 }
-MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call) {
-  return moe_combine_panels_max_(call) * call->plan.chunk_rows * MOE_PANEL;
-}
-MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call) {
-  return moe_panels_per_item_(call->group.lanes, call->plan.chunks, moe_combine_panels_(call),
-                              moe_combine_panels_max_(call));
+MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t lanes) {
+  return moe_combine_per_item_(call, lanes) * call->plan.chunk_rows * MOE_PANEL;
 }
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
-  return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call));
+  return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call, call->group.lanes));
 }
 
 /* The chunk of tokens and the panels of an item. */
@@ -54,7 +51,7 @@ typedef struct moe_patch_ {
 } moe_patch_;
 
 MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
-  const int64_t per_item = moe_combine_per_item_(call), chunks = call->plan.chunks;
+  const int64_t per_item = moe_combine_per_item_(call, call->group.lanes), chunks = call->plan.chunks;
   moe_patch_ patch = {item % chunks, item / chunks * per_item, 0};
   patch.panels = moe_min_(per_item, moe_combine_panels_(call) - patch.panel);
   return patch;
