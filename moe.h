@@ -73,7 +73,7 @@
      and a few KiB for each expert, block and chunk of 1024 tokens.
      What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
      MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
-     gradients, where AVX-512 BF16 is in use and whole lines of 64 bytes are written. */
+     gradients, where AVX-512 is in use and whole lines of 64 bytes are written. */
 #ifndef MOE_H
 #define MOE_H
 

@@ -40,6 +40,7 @@ MOE_QUICK_BEGIN
 #define MOE_VOCABULARY scalar
 #define MOE_TILE_VECTORS 1
 #define MOE_TILE_PAIRS 1
+#define MOE_TILE_ACROSS 0
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
 #define MOE_AHEAD_BYTES (32 << 10)
@@ -59,6 +60,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_VOCABULARY avx2
 #define MOE_TILE_VECTORS 2
 #define MOE_TILE_PAIRS 2
+#define MOE_TILE_ACROSS 0
 #define MOE_PIECE_BYTES 1024
 #define MOE_ROWS_SHORT 96
 #define MOE_AHEAD_BYTES (32 << 10)
@@ -74,6 +76,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_VOCABULARY avx512
 #define MOE_TILE_VECTORS 4
 #define MOE_TILE_PAIRS 1
+#define MOE_TILE_ACROSS 1
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
 #define MOE_AHEAD_BYTES (128 << 10)

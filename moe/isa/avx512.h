@@ -55,6 +55,11 @@ MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi
 
 MOE_INLINE uint32_t moe_topi_avx512(__m512i a) { return _mm512_reduce_max_epu32(a); }
 MOE_INLINE int moe_anyi_avx512(__m512i a) { return _mm512_test_epi32_mask(a, a) != 0; }
+/* Whether any of four vectors has a NaN; for the tiles across alone. */
+MOE_INLINE int moe_any_nan4_avx512(const __m512 *x) {
+  const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);
+  return !_mm512_kortestz(first, _mm512_cmp_ps_mask(x[2], x[3], _CMP_UNORD_Q));
+}
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
   __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));

@@ -16,12 +16,6 @@ MOE_INLINE __m512i moe_halve2_avx512bf16(__m512 a, __m512 b) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(moe_fp16_round_avx512(a)), moe_fp16_round_avx512(b), 1);
 }
 
-/* Whether any of four vectors has a NaN. */
-MOE_INLINE int moe_any_nan4_avx512bf16(const __m512 *x) {
-  const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);
-  return !_mm512_kortestz(first, _mm512_cmp_ps_mask(x[2], x[3], _CMP_UNORD_Q));
-}
-
 /* The first n bf16 as pairs in words, the rest zero. */
 MOE_INLINE __m512i moe_loadi16n_avx512(const void *p, int64_t n) {
   return _mm512_maskz_loadu_epi16((__mmask32)(n >= 32 ? 0xffffffffu : (1u << n) - 1u), p);

@@ -1,7 +1,8 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
-   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE.
-   MOE_FORMAT_UPPER: an element is the upper half of its float. What loses speed when it is compiled quickly is not
-   (measured: the rows, the tiles, packing and bf16's halves). */
+   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
+   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element
+   is the upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles,
+   packing and bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -10,6 +11,9 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #include "row.inl"
 #include "tile.inl"
+#if MOE_TILE_ACROSS
+#include "across_tile.inl"
+#endif
 #include "codes.inl"
 #include "halves.inl"
 
@@ -111,6 +115,9 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_f32);
 #else
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_flush);
+#endif
+#if MOE_TILE_ACROSS
+  t->across_tile[MOE_PANEL_F32] = MOE_K(across_tile_f32);
 #endif
   t->bf16_by_mode = MOE_BF16_BY_MODE;
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \

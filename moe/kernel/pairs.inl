@@ -57,7 +57,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
   float *c = t->c + i * MOE_PANEL;
   char *to = leaves ? t->to + i * t->to_stride : NULL;
-  if (!leaves || MOE_K(any_nan4)(sum)) {
+  if (!leaves || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
     if (leaves) t->store(to, 0, NULL, c, 1, MOE_PANEL);
@@ -135,30 +135,22 @@ MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
   MOE_K(tile_store)(t);
 }
 
-/* The same of floats. */
-MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t) {
+/* The f32 tile across, whose sums leave as these do. */
+MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
-  const float *panel = (const float *)t->panel;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  const char *row = t->row;
-  MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
-    MOE_V(tile_fetch_beside)(&lines);
-    MOE_OPAQUE_POINTER(row);
-    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
+  if (t->rows <= 4) {
+    MOE_V(across_sums)(4, t, acc);
+    MOE_V(tile_end)(4, t->c, acc);
+    return;
   }
-  if (rows < MOE_TILE_ROWS || !t->to || !t->past) {
-    MOE_V(tile_end)(rows, t->c, acc);
+  MOE_V(across_sums)(MOE_TILE_ROWS, t, acc);
+  if (!t->to || !t->past) {
+    MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+    MOE_K(tile_store)(t);
     return;
   }
   MOE_UNROLL
   for (int i = 0; i < MOE_TILE_ROWS; i++) MOE_K(tile_row_end)(t, i, 1, acc[i]);
-}
-
-MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
-  if (t->rows <= 4) MOE_K(across_rows)(4, t);
-  else MOE_K(across_rows)(MOE_TILE_ROWS, t);
-  MOE_K(tile_store)(t);
 }
 
 /* Like pack_tile.inl. */
