@@ -55,11 +55,6 @@ MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi
 
 MOE_INLINE uint32_t moe_topi_avx512(__m512i a) { return _mm512_reduce_max_epu32(a); }
 MOE_INLINE int moe_anyi_avx512(__m512i a) { return _mm512_test_epi32_mask(a, a) != 0; }
-/* Whether any of four vectors has a NaN; for the tiles across alone. */
-MOE_INLINE int moe_any_nan4_avx512(const __m512 *x) {
-  const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);
-  return !_mm512_kortestz(first, _mm512_cmp_ps_mask(x[2], x[3], _CMP_UNORD_Q));
-}
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
   __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
@@ -185,15 +180,19 @@ MOE_INLINE void moe_storen_f32_avx512(void *p, __m512 x, int64_t n) { moe_storen
 MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) {
   _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x));
 }
+/* Two vectors side by side as bf16; neither has a NaN. */
+MOE_INLINE __m512i moe_round2_avx512(__m512 a, __m512 b) {
+  const __m512i first = _mm512_srli_epi32(moe_bf16_round_avx512(a), 16);
+  const __m512i lanes = _mm512_packus_epi32(first, _mm512_srli_epi32(moe_bf16_round_avx512(b), 16));
+  return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes);
+}
 MOE_INLINE void moe_store_uppers_avx512(void *p, __m512 a, __m512 b) {
   const __mmask16 nan_a = _mm512_fpclass_ps_mask(a, 0x81), nan_b = _mm512_fpclass_ps_mask(b, 0x81); /* of both kinds */
   if (!_mm512_kortestz(nan_a, nan_b)) {
     a = moe_canon_avx512(a);
     b = moe_canon_avx512(b);
   }
-  const __m512i first = _mm512_srli_epi32(moe_bf16_round_avx512(a), 16);
-  const __m512i lanes = _mm512_packus_epi32(first, _mm512_srli_epi32(moe_bf16_round_avx512(b), 16));
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), lanes));
+  _mm512_storeu_si512(p, moe_round2_avx512(a, b));
 }
 MOE_INLINE void moe_storen_bf16_avx512(void *p, __m512 x, int64_t n) {
   _mm256_mask_storeu_epi16(p, moe_lanes_avx512(n), moe_bf16_encode_avx512(x));
@@ -284,6 +283,16 @@ MOE_INLINE void moe_load_columns_avx512(const void *p, int64_t stride, __m512i v
     v[b + 2] = _mm512_unpacklo_epi64(high, high2);
     v[b + 3] = _mm512_unpackhi_epi64(high, high2);
   }
+}
+
+/* Beyond the vocabulary, for across_tile.inl: two vectors side by side as fp16, neither with a NaN; and whether any of
+   four has one. */
+MOE_INLINE __m512i moe_halve2_avx512(__m512 a, __m512 b) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(moe_fp16_round_avx512(a)), moe_fp16_round_avx512(b), 1);
+}
+MOE_INLINE int moe_any_nan4_avx512(const __m512 *x) {
+  const __mmask16 first = _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q);
+  return !_mm512_kortestz(first, _mm512_cmp_ps_mask(x[2], x[3], _CMP_UNORD_Q));
 }
 
 #endif

@@ -11,11 +11,6 @@ MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
 /* Two vectors side by side as bf16; neither has a NaN or a subnormal. */
 MOE_INLINE __m512i moe_round2_avx512bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 
-/* As fp16; neither has a NaN. */
-MOE_INLINE __m512i moe_halve2_avx512bf16(__m512 a, __m512 b) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(moe_fp16_round_avx512(a)), moe_fp16_round_avx512(b), 1);
-}
-
 /* The first n bf16 as pairs in words, the rest zero. */
 MOE_INLINE __m512i moe_loadi16n_avx512(const void *p, int64_t n) {
   return _mm512_maskz_loadu_epi16((__mmask32)(n >= 32 ? 0xffffffffu : (1u << n) - 1u), p);

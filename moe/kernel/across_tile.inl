@@ -1,53 +1,57 @@
 /* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
-   columns of a panel, and their sums may leave for good. */
+   columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
 
 /* The sums of `rows` rows. */
 MOE_INLINE void MOE_K(across_sums)(int rows, const moe_tile_ *t, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   const float *panel = (const float *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
-  MOE_K(tile_begin)(rows, t->c, t->add, acc);
+  MOE_V(tile_begin)(rows, t->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(&lines);
+    MOE_V(tile_fetch_beside)(&lines);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
+    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
   }
 }
 
-/* MOE_TILE_ROWS rows of products leave c while it is in the first-level cache. */
-MOE_FN void MOE_K(tile_leave)(const moe_tile_ *t) {
-  const int64_t bytes = MOE_PANEL * moe_dtype_bytes_(t->to_dtype);
-  char rounded[MOE_TILE_ROWS * MOE_SQUARE_];
-  t->store(t->past ? rounded : t->to, t->past ? bytes : t->to_stride, NULL, t->c, MOE_TILE_ROWS, MOE_PANEL);
-  for (int64_t at = 0; at < MOE_TILE_ROWS * bytes && t->past; at += MOE_W * 4)
-    MOE_V(storei_past)(t->to + at / bytes * t->to_stride + at % bytes, MOE_V(loadi)(rounded + at));
-}
-
-/* Floats past the caches, unless there is a NaN, which leaves as any does. Returns whether they have left. */
-MOE_INLINE int MOE_K(tile_past)(const moe_tile_ *t, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
-  int nan = 0;
-  if (!t->to || !t->past || t->to_dtype != MOE_DTYPE_F32) return 0;
-  MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS; i++) nan |= MOE_V(any_nan4)(acc[i]);
-  if (nan) return 0;
-  MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS; i++) {
+/* Row i's sums go to c, or for good, past the caches; only a NaN takes the way over c. */
+MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
+  float *c = t->c + i * MOE_PANEL;
+  char *to = leaves ? t->to + i * t->to_stride : NULL;
+  if (!leaves || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
-    for (int j = 0; j < MOE_TILE_VECTORS; j++)
-      MOE_V(storei_past)(t->to + i * t->to_stride + j * MOE_W * 4, MOE_V(casti)(acc[i][j]));
+    for (int j = 0; j < MOE_TILE_VECTORS; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
+    if (leaves) t->store(to, 0, NULL, c, 1, MOE_PANEL);
+    return;
   }
-  return 1;
+  MOE_UNROLL
+  for (int j = 0; j < MOE_TILE_VECTORS; j++) {
+    if (t->to_dtype == MOE_DTYPE_F32) MOE_V(storei_past)(to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+    else if (j % 2 == 0)
+      MOE_V(storei_past)
+      (to + j * MOE_W * 2,
+       t->to_dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
+  }
+}
+
+/* What is not to leave past the caches is stored while it is in the first. */
+MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t) {
+  if (t->to && !t->past) t->store(t->to, t->to_stride, NULL, t->c, MOE_TILE_ROWS, MOE_PANEL);
 }
 
 MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   if (t->rows <= 4) {
     MOE_K(across_sums)(4, t, acc);
-    MOE_K(tile_end)(4, t->c, acc);
+    MOE_V(tile_end)(4, t->c, acc);
     return;
   }
   MOE_K(across_sums)(MOE_TILE_ROWS, t, acc);
-  if (MOE_K(tile_past)(t, acc)) return;
-  MOE_K(tile_end)(MOE_TILE_ROWS, t->c, acc);
-  if (t->to) MOE_K(tile_leave)(t);
+  if (!t->to || !t->past) {
+    MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+    MOE_K(tile_store)(t);
+    return;
+  }
+  MOE_UNROLL
+  for (int i = 0; i < MOE_TILE_ROWS; i++) MOE_K(tile_row_end)(t, i, 1, acc[i]);
 }

@@ -1,7 +1,6 @@
 /* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product beside a
    vocabulary whose f32 tile is as wide as a panel. Where that does two fused multiply-adds per pair of k, this does one
-   dot product, to the same bits. And the tiles both of whose operands are panels, of pairs and of floats: their sums
-   leave rounded by its instructions. */
+   dot product, to the same bits. And the f32 tile across, whose sums it rounds by its own instruction. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
@@ -53,25 +52,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-/* Row i's sums go to c, or for good, past the caches; only a NaN takes the way over c. */
-MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
-  float *c = t->c + i * MOE_PANEL;
-  char *to = leaves ? t->to + i * t->to_stride : NULL;
-  if (!leaves || MOE_V(any_nan4)(sum)) {
-    MOE_UNROLL
-    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
-    if (leaves) t->store(to, 0, NULL, c, 1, MOE_PANEL);
-    return;
-  }
-  MOE_UNROLL
-  for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
-    if (t->to_dtype == MOE_DTYPE_F32) MOE_V(storei_past)(to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
-    else if (j % 2 == 0)
-      MOE_V(storei_past)
-      (to + j * MOE_W * 2,
-       t->to_dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_K(halve2)(sum[j], sum[j + 1]));
-  }
-}
+#include "across_tile.inl"
 
 /* What follows a pair of k: the next one, or the rows' ends, each as soon as its sums are done: stores in one block
    would keep the products of the next tile waiting. */
@@ -124,33 +105,10 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
   }
 }
 
-/* What is not to leave past the caches is stored while it is in the first. */
-MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t) {
-  if (t->to && !t->past) t->store(t->to, t->to_stride, NULL, t->c, MOE_TILE_ROWS, MOE_PANEL);
-}
-
 MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
   if (t->rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t);
   else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t);
   MOE_K(tile_store)(t);
-}
-
-/* The f32 tile across, whose sums leave as these do. */
-MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
-  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
-  if (t->rows <= 4) {
-    MOE_V(across_sums)(4, t, acc);
-    MOE_V(tile_end)(4, t->c, acc);
-    return;
-  }
-  MOE_V(across_sums)(MOE_TILE_ROWS, t, acc);
-  if (!t->to || !t->past) {
-    MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
-    MOE_K(tile_store)(t);
-    return;
-  }
-  MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS; i++) MOE_K(tile_row_end)(t, i, 1, acc[i]);
 }
 
 /* Like pack_tile.inl. */
