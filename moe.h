@@ -67,7 +67,7 @@
      s = 2 bytes (bf16) or 4, it is at most
        forward   R*(I*s + 21) bytes, with R <= 8*E also R*H*4, and 4 MiB per thread;
        backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size
-                 more, and per thread the largest of 4 MiB, 256*R + 1 MiB, 1.5 MiB + 4*T;
+                 more, and per thread the largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 1024 tokens.

@@ -302,7 +302,7 @@ static void test_skipped_gate_is_not_read(void **state) {
 static void assert_documented_workspace(int64_t T, int64_t H, int64_t I, int64_t E, int64_t B, int threads, int bf16) {
   const int64_t N = (T * 4 + B - 1) / B + E, R = N * B, s = bf16 ? 2 : 4, thread = threads, MiB = 1 << 20;
   const int64_t more = 4096 * (E + N + (T + 2047) / 2048);
-  int64_t lane = 256 * R + MiB;
+  int64_t lane = 256 * R + 5 * MiB / 4;
   moe_blockwise_layer layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B};
   moe_context ctx = {.num_threads = threads, .parallel_for = test_pool_parallel_for};
   moe_blockwise_mm_fwd_args fwd = {.layer = layer};
