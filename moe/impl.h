@@ -90,7 +90,6 @@ MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "isa/avx512bf16.h"
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
-#define MOE_TILE_VECTORS 4
 #define MOE_PIECE_BYTES 1024
 #define MOE_ROWS_SHORT 48
 #include "kernel/pairs.inl"

@@ -180,7 +180,6 @@ MOE_INLINE void moe_storen_f32_avx512(void *p, __m512 x, int64_t n) { moe_storen
 MOE_INLINE void moe_store_bf16_avx512(void *p, __m512 x) {
   _mm256_storeu_si256((__m256i *)p, moe_bf16_encode_avx512(x));
 }
-/* Two vectors side by side as bf16; neither has a NaN. */
 MOE_INLINE __m512i moe_round2_avx512(__m512 a, __m512 b) {
   const __m512i first = _mm512_srli_epi32(moe_bf16_round_avx512(a), 16);
   const __m512i lanes = _mm512_packus_epi32(first, _mm512_srli_epi32(moe_bf16_round_avx512(b), 16));
@@ -285,8 +284,6 @@ MOE_INLINE void moe_load_columns_avx512(const void *p, int64_t stride, __m512i v
   }
 }
 
-/* Beyond the vocabulary, for across_tile.inl: two vectors side by side as fp16, neither with a NaN; and whether any of
-   four has one. */
 MOE_INLINE __m512i moe_halve2_avx512(__m512 a, __m512 b) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(moe_fp16_round_avx512(a)), moe_fp16_round_avx512(b), 1);
 }

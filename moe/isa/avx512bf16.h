@@ -8,7 +8,7 @@ MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
 
-/* Two vectors side by side as bf16; neither has a NaN or a subnormal. */
+/* avx512's round2, of what is not subnormal either. */
 MOE_INLINE __m512i moe_round2_avx512bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
 
 /* The first n bf16 as pairs in words, the rest zero. */

@@ -42,7 +42,10 @@
      canon                           NaN becomes the canonical NaN
      bf16_round                      a number's bits, rounded to bf16 in the upper half; the lower is left as it falls
      largest2x16                     lane i: the largest upper and lower words of vector i of W, which are used up
-     load_columns                    vector j: word j of each of W rows, `stride` bytes apart */
+     load_columns                    vector j: word j of each of W rows, `stride` bytes apart
+   and, where MOE_TILE_ACROSS is 1:
+     round2 halve2                   two vectors side by side as bf16, as fp16; neither has a NaN
+     any_nan4                        whether any of four vectors has one */
 #ifndef MOE_ISA_SCALAR_H
 #define MOE_ISA_SCALAR_H
 

@@ -2,7 +2,7 @@
    columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
 
 /* The sums of `rows` rows. */
-MOE_INLINE void MOE_K(across_sums)(int rows, const moe_tile_ *t, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
+MOE_INLINE void MOE_K(across_sums)(int rows, const moe_tile_ *t, MOE_V(f) (*acc)[MOE_PANEL / MOE_W]) {
   const float *panel = (const float *)t->panel;
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
@@ -20,12 +20,12 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const
   char *to = leaves ? t->to + i * t->to_stride : NULL;
   if (!leaves || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
-    for (int j = 0; j < MOE_TILE_VECTORS; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
     if (leaves) t->store(to, 0, NULL, c, 1, MOE_PANEL);
     return;
   }
   MOE_UNROLL
-  for (int j = 0; j < MOE_TILE_VECTORS; j++) {
+  for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
     if (t->to_dtype == MOE_DTYPE_F32) MOE_V(storei_past)(to + j * MOE_W * 4, MOE_V(casti)(sum[j]));
     else if (j % 2 == 0)
       MOE_V(storei_past)
@@ -40,7 +40,7 @@ MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t) {
 }
 
 MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
-  MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   if (t->rows <= 4) {
     MOE_K(across_sums)(4, t, acc);
     MOE_V(tile_end)(4, t->c, acc);

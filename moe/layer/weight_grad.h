@@ -6,7 +6,7 @@
 
 enum {
   MOE_GRAD_PANELS = 12, /* panels of y at a time, so that packing x is paid once for all of them, */
-  MOE_GRAD_ROWS = 4096 /* as long as (panels) x (rows) is at most this: they share the cache */
+  MOE_GRAD_ROWS = 4096  /* as long as (panels) x (rows) is at most this: they share the cache */
 };
 
 typedef struct moe_weight_grad_ {
