@@ -2,28 +2,32 @@
    the first of its columns. Loads, conversions and stores hide behind the products. Included for f32 and bf16; fp16 is
    not worth what it takes to compile. */
 
+/* MOE_GATHER_K_ elements of row i, from `at` on. */
+MOE_INLINE void MOE_KF(gather_elements)(const moe_tile_ *t, int64_t i, int64_t at) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const char *from = t->later[i] + at * size, *behind = t->later[MOE_TILE_ROWS + i] + at * size;
+  float *to = (float *)(void *)(t->gathered + i * MOE_PIECE_BYTES) + at;
+  MOE_UNROLL
+  for (int64_t j = 0; j < MOE_GATHER_K_; j += MOE_W) {
+    const MOE_V(f) x = MOE_VF(load)(from + j * size);
+    MOE_V(store)(to + j, x);
+    if (j * size % 64 == 0) __builtin_prefetch(behind + j * size, 0, 3);
+  }
+}
+
+/* A row at a time beside every other pair: all at once they would hold the products up. */
 MOE_INLINE void MOE_KF(gather_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  const char *row = t->row;
+  const float *panel = (const float *)t->panel;
   MOE_K(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
-  for (int64_t at = 0; at < t->k; at += MOE_W) {
-    MOE_UNROLL
-    for (int i = 0; i < MOE_TILE_ROWS; i++) {
-      const MOE_V(f) x = MOE_VF(load)(t->later[i] + at * size);
-      MOE_V(store)((float *)(void *)(t->gathered + i * MOE_PIECE_BYTES) + at, x);
-      __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at * size, 0, 3);
-    }
-    for (int64_t p = 0; p < MOE_W; p++) { /* of each pair the odd one first; one at a time compiles faster */
-      const char *row = t->row + (at + (p ^ 1)) * 4;
-      const float *panel = (const float *)t->panel + (at + (p ^ 1)) * MOE_PANEL;
-      MOE_V(f) b[MOE_TILE_VECTORS];
-      if (p % 2 == 0) MOE_K(tile_fetch_beside)(lines);
+  for (int64_t at = 0; at < t->k; at += MOE_GATHER_K_)
+    for (int64_t p = 0; p < MOE_GATHER_K_ / 2; p++, row += 8, panel += 2 * MOE_PANEL) {
+      MOE_K(tile_fetch_beside)(lines);
+      if (p % 2 == 0 && p < 2 * MOE_TILE_ROWS) MOE_KF(gather_elements)(t, p / 2, at);
       MOE_OPAQUE_POINTER(row);
-      MOE_UNROLL
-      for (int j = 0; j < MOE_TILE_VECTORS; j++) b[j] = MOE_V(load)(panel + j * MOE_W);
-      MOE_K(tile_step)(MOE_TILE_ROWS, row, MOE_PIECE_BYTES, b, 0, acc);
+      MOE_K(tile_pairs)(MOE_TILE_ROWS, 0, 1, row, panel, 0, acc);
     }
-  }
   MOE_K(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 

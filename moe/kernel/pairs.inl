@@ -147,17 +147,16 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   moe_tile_lines_ lines = moe_tile_lines_of_(t);
   const char *row = t->row;
   MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
-  for (int64_t at = 0; at < t->k * 2; at += MOE_W * 4) {
-    MOE_UNROLL
-    for (int i = 0; i < MOE_TILE_ROWS; i++) {
-      MOE_V(storei)(t->gathered + i * MOE_PIECE_BYTES + at, MOE_V(loadi)(t->later[i] + at));
-      __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at, 0, 3);
-    }
+  for (int64_t at = 0; at < t->k * 2; at += MOE_W * 4)
     for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_PANEL) {
+      const int i = p / 2;
+      if (p % 2 == 0 && i < MOE_TILE_ROWS) {
+        MOE_V(storei)(t->gathered + i * MOE_PIECE_BYTES + at, MOE_V(loadi)(t->later[i] + at));
+        __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at, 0, 3);
+      }
       MOE_OPAQUE_POINTER(row);
       MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
     }
-  }
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
