@@ -14,9 +14,10 @@ enum {
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
 
-/* Floats of one panel's products and of all. */
+/* Floats of one panel's products; of all, at least and at most. */
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
-#define MOE_PRODUCTS_ALL_          (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+#define MOE_PRODUCTS_LEAST_        (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+#define MOE_PRODUCTS_MOST_         (MOE_PANELS_WIDE * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
 /* Where products go. */
 typedef struct moe_results_ {
@@ -44,7 +45,7 @@ typedef struct moe_operands_ {
   const moe_kernels *kernels;
   moe_product_ product;
   const moe_left_ *left;
-  const moe_right_ *right;     /* at most moe_group_panels_ */
+  const moe_right_ *right;     /* at most moe_panels_at_once_ */
   float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows) */
   char *piece; /* piece_bytes[kind] * MOE_PANEL bytes, unless both operands are as the tile takes them */
   const moe_ahead_ *next;      /* what will be read after this product, or NULL */
@@ -60,10 +61,10 @@ MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const
   return !right->panel && !right->transposed && kernels->stream[right->dtype] && left->rows <= MOE_ROWS_FEW_PLAIN;
 }
 
-/* How many panels to multiply with so many rows at a time: as many as there is room for the products of. Memory is then
+/* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
    read in longer runs, and rows are gathered less often. */
-MOE_FN int64_t moe_group_panels_(int64_t rows) {
-  return moe_min_(MOE_PANELS_MOST, MOE_PRODUCTS_ALL_ / MOE_PRODUCTS_FLOATS_(rows));
+MOE_FN int64_t moe_panels_at_once_(int64_t floats, int64_t rows) {
+  return moe_min_(MOE_PANELS_MOST, floats / MOE_PRODUCTS_FLOATS_(rows));
 }
 
 /* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */

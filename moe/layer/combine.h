@@ -143,7 +143,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
       const moe_results_ results = moe_results_leave_(moe_combine_leave_, &leaving);
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
-      count = moe_min_(moe_group_panels_(left.rows), last - panel);
+      count = moe_min_(moe_panels_at_once_(MOE_PRODUCTS_LEAST_, left.rows), last - panel);
       right = moe_right_part_(&right, 0, count);
       if (stage->products) moe_combine_take_(&leaving, lane->c, count);
       else moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, &results);
@@ -155,7 +155,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn);
+  const moe_lane_ lane = moe_lane_at_(&call->group, turn, moe_combine_floats_(call, call->group.lanes));
   const moe_patch_ patch = moe_combine_patch_(call, item);
   const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];

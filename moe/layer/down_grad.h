@@ -91,7 +91,10 @@ MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
   return moe_weights_down_across_(((const moe_down_grad_ *)arg)->call, expert);
 }
 
-enum { MOE_BIAS_SUMS_ = 2 * MOE_PANEL }; /* floats per panel: gate, up */
+enum {
+  MOE_BIAS_SUMS_ = 2 * MOE_PANEL, /* floats per panel: gate, up */
+  MOE_BIAS_SUMS_ALL_ = MOE_PANELS_MOST * MOE_BIAS_SUMS_
+};
 
 MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
   (void)arg;
@@ -120,6 +123,7 @@ MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   stage.left_dtype = call->dtype;
   stage.right = moe_down_grad_right_;
   stage.leave = moe_down_grad_leave_;
+  stage.sums = MOE_BIAS_SUMS_ALL_;
   stage.begin = moe_down_grad_begin_;
   stage.end = moe_down_grad_end_;
   stage.arg = down_grad;

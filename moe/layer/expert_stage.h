@@ -16,7 +16,8 @@ typedef struct moe_expert_stage_ {
   moe_dtype left_dtype;
   moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
   void (*leave)(void *arg, const moe_products_ *products);
-  /* (optional) Before and after all rows of an item, which has the lane's `sum` to itself. */
+  int64_t sums; /* floats that an item keeps in `sum` */
+  /* (optional) Before and after all rows of an item. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
   void *arg;
@@ -27,7 +28,7 @@ typedef struct moe_expert_stage_ {
 /* The group's rows must be known. */
 MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, int64_t k) {
   stage->k = k;
-  stage->split = moe_group_split_(stage->group, panels);
+  stage->split = moe_group_split_(stage->group, panels, moe_group_products_(stage->group, stage->sums));
 }
 
 MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -61,7 +62,8 @@ MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
                                    int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
   const moe_right_ all = stage->right(stage->arg, span->expert);
-  const int64_t most = moe_group_panels_(left->rows), end = span->first + span->count;
+  const int64_t most = moe_panels_at_once_(moe_group_products_(stage->group, stage->sums), left->rows),
+                end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     const moe_right_ right = moe_right_part_(&all, panel, count);
@@ -74,7 +76,7 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
 
 MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->group, turn);
+  const moe_lane_ lane = moe_lane_at_(stage->group, turn, stage->sums);
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));

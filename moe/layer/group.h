@@ -12,18 +12,18 @@ typedef struct moe_group_ {
   int in_shares;        /* see moe_in_shares_ */
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, gather_bytes, sum_bytes;
+  int64_t lane_bytes, gather_bytes, room; /* room: floats of a lane for products and sums */
 } moe_group_;
 
 enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
-  float *c;       /* products, see moe_operands_ */
+  float *c;       /* products, see moe_operands_: moe_group_products_ floats */
   char *piece;    /* see moe_operands_ */
   char *gathered; /* see moe_left_ */
   moe_held_ *held;
-  float *sum;     /* partial outputs, a column of T */
+  float *sum;     /* behind them, partial outputs: as many floats as the stage asks for */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
@@ -49,35 +49,45 @@ MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_
   return moe_mul_(moe_add_(pieces, 1), group->kernels.piece_bytes[group->panel]);
 }
 
+/* Floats that sums take: whole lines. */
+MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_mul_(moe_ceil_div_(sums, 16), 16); }
+
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane;
   lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes[group->panel] * MOE_PANEL);
   lane.held = NULL;
   lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
-  lane.c = (float *)moe_take_(arena, MOE_PRODUCTS_ALL_ * 4);
-  lane.sum = (float *)moe_take_(arena, group->sum_bytes);
+  lane.c = (float *)moe_take_(arena, moe_mul_(group->room, 4));
+  lane.sum = NULL;
   return lane;
 }
 
-/* What all lanes need: to gather rows of up to k elements, and the sizes of what else a lane holds; grad_bytes lie over
-   c and sum. */
+/* What all lanes need: to gather rows of up to k elements, so many floats for sums beside products, or grad_bytes for
+   everything. */
 MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k,
-                              int64_t sum_floats, int64_t grad_bytes) {
+                              int64_t sums, int64_t grad_bytes) {
   moe_arena_ one = {NULL, 0};
-  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k), sum = moe_mul_(sum_floats, 4);
+  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
+  const int64_t beside = moe_mul_(moe_add_(MOE_PRODUCTS_LEAST_, moe_sums_whole_(sums)), 4);
   group->lanes = lanes;
   group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
   group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes[group->panel], group->gather_bytes);
-  group->sum_bytes = sum < 0 || grad_bytes < 0 ? -1 : moe_max_(sum, grad_bytes - MOE_PRODUCTS_ALL_ * 4);
+  group->room = beside < 0 || grad_bytes < 0 ? -1 : moe_max_(beside, grad_bytes) / 4;
   moe_lane_layout_(group, &one);
   group->lane_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
 }
 
-MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn) {
+/* Floats of a lane for products, beside so many for sums. */
+MOE_FN int64_t moe_group_products_(const moe_group_ *group, int64_t sums) {
+  return moe_min_(MOE_PRODUCTS_MOST_, group->room - moe_sums_whole_(sums));
+}
+
+MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, int64_t sums) {
   moe_arena_ arena = {group->scratch + turn->lane * group->lane_bytes, 0};
   moe_lane_ lane = moe_lane_layout_(group, &arena);
+  lane.sum = lane.c + group->room - moe_sums_whole_(sums);
   lane.held = &turn->held;
   return lane;
 }
@@ -94,7 +104,7 @@ MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const
   *lane->held = left->keep ? now : none;
 }
 
-/* left * right, at most moe_group_panels_ of them, to `results` or, NULL, the lane's products; `next` is fetched
+/* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the lane's products; `next` is fetched
    meanwhile. */
 MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right,
                                const moe_ahead_ *next, const moe_results_ *results) {
@@ -146,9 +156,9 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
     split->last--;
 }
 
-/* An item takes as many panels as are multiplied at a time or, of a few rows, as many as can ever be. Lanes whose
-   shares are known beforehand get items that are alike. */
-MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
+/* An item takes as many panels as are multiplied at a time, with room for so many products, or, of a few rows, as many
+   as can ever be. Lanes whose shares are known beforehand get items that are alike. */
+MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t products) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group);
   moe_split_ split = {panels, 0, group->E, 1};
@@ -157,7 +167,7 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels) {
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(group->first[group->E], moe_max_(1, used)));
-  const int64_t most = few ? MOE_PANELS_MOST : moe_group_panels_(rows);
+  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(products, rows);
   split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;

@@ -39,7 +39,7 @@ MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows) {
    them among what is there for products. */
 MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
-  const int64_t fit = MOE_PRODUCTS_ALL_ * 4 / moe_weight_grad_room_(group, 1, rows);
+  const int64_t fit = MOE_PRODUCTS_LEAST_ * 4 / moe_weight_grad_room_(group, 1, rows);
   return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
@@ -181,7 +181,7 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
                                      int64_t panels, const moe_ahead_ *next) {
   const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
-  char *y = (char *)lane->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products, on into `sum` */
+  char *y = (char *)lane->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products */
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_PANEL;
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), y + j * bytes);
@@ -215,7 +215,7 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->group, turn);
+  const moe_lane_ lane = moe_lane_at_(stage->group, turn, 0);
   const moe_held_ none = {NULL, 0, 0};
   int64_t expert, n0;
   *lane.held = none;
