@@ -210,14 +210,17 @@ MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int6
   return rows <= kernels->rows_short[kind] ? whole / 2 : whole;
 }
 
-/* Of how many panels k elements are fetched ahead: what the second-level cache holds beside what is multiplied, and of
-   columns that lie far apart, which may share few places in it, one panel. Panels that are in cache leave room for
-   something else. */
-MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k) {
+/* Of how many panels k elements are fetched ahead, to be multiplied with so many rows: what the second-level cache holds
+   beside what is multiplied; with many rows, whose products take its place and the time that memory takes, two. Of
+   columns that lie far apart, which may share few places in it, one. Panels that are in cache leave room for something
+   else. */
+MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k,
+                                 int64_t rows) {
   if (right->in_cache) return moe_right_panels_(right);
   if (right->transposed) return 1;
   const int64_t bytes = right->panel ? moe_panel_bytes_(kind, k) : k * MOE_PANEL * right->group / 32;
-  return moe_max_(1, kernels->ahead_bytes / moe_max_(1, bytes));
+  const int64_t fit = moe_max_(1, kernels->ahead_bytes / moe_max_(1, bytes));
+  return rows > MOE_ROWS_MAX / 3 ? moe_min_(2, fit) : fit;
 }
 
 /* What a product of so many rows reads first. */
@@ -225,7 +228,7 @@ MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ prod
                                    int64_t rows) {
   const moe_panel_kind_ kind = kernels->panel[product];
   const int64_t k = moe_min_(moe_piece_(kernels, kind, rows), right->k);
-  const moe_right_ first = moe_right_part_(right, 0, moe_panels_ahead_(kernels, kind, right, k));
+  const moe_right_ first = moe_right_part_(right, 0, moe_panels_ahead_(kernels, kind, right, k, rows));
   return moe_right_ahead_(kind, &first, 0, k);
 }
 

@@ -353,7 +353,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     piece.into = &into;
     piece.tiles = panels * tiles;
     piece.rows = moe_rows_ahead_(m, &piece);
-    piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n);
+    piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n, left->rows);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
     for (int64_t p = 0; p < panels; p++) {
       if (p % piece.ahead_panels == 0) moe_piece_ahead_(m, &piece, p);
