@@ -219,7 +219,7 @@ MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kin
   if (right->transposed) return 1;
   const int64_t bytes = right->panel ? moe_panel_bytes_(kind, k) : k * MOE_PANEL * right->group / 32;
   const int64_t fit = moe_max_(1, kernels->ahead_bytes / moe_max_(1, bytes));
-  return rows > MOE_ROWS_MAX / 3 ? moe_min_(2, fit) : fit;
+  return rows > MOE_ROWS_MANY ? moe_min_(2, fit) : fit;
 }
 
 /* What a product of so many rows reads first. */

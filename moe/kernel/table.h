@@ -11,10 +11,11 @@ enum {
   MOE_PANEL = 64,       /* columns of a panel */
   MOE_SQUARE_ = 4 * MOE_PANEL, /* bytes of a row of as many words */
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
+  MOE_ROWS_MANY = 128,  /* with more, products of many panels fill the second-level cache */
   MOE_PANELS_LEAST = 8, /* panels of B beside each other with so many rows: they share what is gathered of A; */
   MOE_PANELS_WIDE = 20, /*   where there is room, up to so many */
   MOE_TILE_ROWS = 6,    /* rows of A in registers */
-  MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements */
+  MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements; >= 4 * MOE_TILE_ROWS */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */

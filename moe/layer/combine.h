@@ -143,7 +143,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
       moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
       const moe_results_ results = moe_results_leave_(moe_combine_leave_, &leaving);
       moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
-      count = moe_min_(moe_panels_at_once_(MOE_PRODUCTS_LEAST_, left.rows), last - panel);
+      count = moe_min_(moe_panels_at_once_(lane->products, left.rows), last - panel);
       right = moe_right_part_(&right, 0, count);
       if (stage->products) moe_combine_take_(&leaving, lane->c, count);
       else moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, &results);

@@ -62,8 +62,7 @@ MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
                                    int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
   const moe_right_ all = stage->right(stage->arg, span->expert);
-  const int64_t most = moe_panels_at_once_(moe_group_products_(stage->group, stage->sums), left->rows),
-                end = span->first + span->count;
+  const int64_t most = moe_panels_at_once_(lane->products, left->rows), end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     const moe_right_ right = moe_right_part_(&all, panel, count);

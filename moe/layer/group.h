@@ -19,11 +19,12 @@ enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside th
 
 /* A lane's scratch memory. */
 typedef struct moe_lane_ {
-  float *c;       /* products, see moe_operands_: moe_group_products_ floats */
-  char *piece;    /* see moe_operands_ */
-  char *gathered; /* see moe_left_ */
+  char *piece;      /* see moe_operands_ */
+  char *gathered;   /* see moe_left_ */
   moe_held_ *held;
-  float *sum;     /* behind them, partial outputs: as many floats as the stage asks for */
+  float *c;         /* products, see moe_operands_, */
+  int64_t products; /*   so many floats, */
+  float *sum;       /*   and, behind them, partial outputs: as many as the stage asks for */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
@@ -50,16 +51,14 @@ MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_
 }
 
 /* Floats that sums take: whole lines. */
-MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_mul_(moe_ceil_div_(sums, 16), 16); }
+MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15); }
 
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
-  moe_lane_ lane;
+  moe_lane_ lane = {0};
   lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes[group->panel] * MOE_PANEL);
-  lane.held = NULL;
   lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
   lane.c = (float *)moe_take_(arena, moe_mul_(group->room, 4));
-  lane.sum = NULL;
   return lane;
 }
 
@@ -87,6 +86,7 @@ MOE_FN int64_t moe_group_products_(const moe_group_ *group, int64_t sums) {
 MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, int64_t sums) {
   moe_arena_ arena = {group->scratch + turn->lane * group->lane_bytes, 0};
   moe_lane_ lane = moe_lane_layout_(group, &arena);
+  lane.products = moe_group_products_(group, sums);
   lane.sum = lane.c + group->room - moe_sums_whole_(sums);
   lane.held = &turn->held;
   return lane;
