@@ -132,6 +132,29 @@ static void check_guards(moe_dtype dtype, enum guard_side side) {
 static void test_page_after(void **state) { check_guards(*(const moe_dtype *)*state, GUARD_AFTER); }
 static void test_page_before(void **state) { check_guards(*(const moe_dtype *)*state, GUARD_BEFORE); }
 
+/* ------------------------------------------------------------------------------------------------ products and sums */
+
+/* A lane's products and sums share its memory: as many panels at a time as there can be beside many outputs, and beside
+   the sums of biases, give what sixteen lanes give, whose items are of one or two panels. */
+static void test_products_and_sums(void **state) {
+  static const int64_t shape[2][3] = {{384, 4096, 32}, {200, 64, 5888}}; /* T, H, I */
+  for (int i = 0; i < 2; i++) {
+    struct problem_options o = problem_options_random(90000 + (uint64_t)i, *(const moe_dtype *)*state);
+    struct problem one, many;
+    enum problem_op op;
+    moe_context ctx = {.num_threads = 16};
+    o.T = shape[i][0], o.H = shape[i][1], o.I = shape[i][2], o.E = o.K = 1, o.B = 100;
+    o.dropping = o.empty_expert = o.nan_row = 0, o.expert_bias = 1;
+    problem_options_settle(&o);
+    assert_true(problem_open(&one, &o, NULL, NULL) && problem_open(&many, &o, NULL, NULL));
+    run_plain(&one);
+    if (problem_run_all(&many, &ctx, &op) != MOE_OK) fail_msg("%s: %s", problem_op_name(op), ctx.message);
+    assert_same_problem(&many, &one, "how many panels an item has");
+    problem_close(&one, NULL, NULL);
+    problem_close(&many, NULL, NULL);
+  }
+}
+
 /* --------------------------------------------------------------------------------------------------- empty experts */
 
 /* Expert e's part of a [E,...] tensor. */
@@ -353,6 +376,7 @@ static void test_documented_workspace(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_page_after),           EACH_DTYPE(test_page_before),
+      EACH_DTYPE(test_products_and_sums),
       EACH_DTYPE(test_empty_expert),         EACH_DTYPE(test_nan_stays_in_its_row),
       EACH_DTYPE(test_padding_changes_nothing), EACH_DTYPE(test_skipped_gate_is_not_read),
       cmocka_unit_test(test_documented_workspace),
