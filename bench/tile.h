@@ -3,14 +3,20 @@
 #ifndef MOE_BENCH_TILE_H
 #define MOE_BENCH_TILE_H
 
-enum { TILE_K = 48, TILE_TURNS = 300, TILE_PIECE = 1024 }; /* of a row: at least what any table has */
+enum {
+  TILE_K = 128,
+  TILE_RUN = 2 * MOE_TILE_ROWS, /* rows at a time */
+  TILE_TURNS = 60,
+  TILE_PIECE = 1024 /* of a row: at least what any table has */
+};
 
 typedef struct bench_tile {
   moe_tile_fn_ multiply;
   moe_tile_ tile;
   _Alignas(BENCH_LINE) char panel[TILE_K * MOE_PANEL * sizeof(float)]; /* as packed ones are */
-  _Alignas(BENCH_LINE) char rows[MOE_TILE_ROWS * TILE_PIECE];
-  _Alignas(BENCH_LINE) float c[2 * MOE_TILE_ROWS * MOE_PANEL]; /* what a next tile would add to is fetched, too */
+  _Alignas(BENCH_LINE) char rows[TILE_RUN * TILE_PIECE];
+  /* what a next tile would add to is fetched, too */
+  _Alignas(BENCH_LINE) float c[(TILE_RUN + MOE_TILE_ROWS) * MOE_PANEL];
 } bench_tile;
 
 static void bench_tile_task(void *arg, int64_t index) {
@@ -20,7 +26,6 @@ static void bench_tile_task(void *arg, int64_t index) {
   tile.tile.soon = tile.rows;
   tile.tile.c = tile.c;
   tile.tile.row = tile.rows;
-  moe_tile_idle_(&tile.tile);
   for (int i = 0; i < TILE_TURNS; i++) tile.multiply(&tile.tile);
 }
 
@@ -28,10 +33,10 @@ static void bench_tile_task(void *arg, int64_t index) {
 static double bench_tile_rate(bench_machine *m, moe_dtype dtype, double seconds) {
   const moe_kernels kernels = moe_kernels_();
   bench_tile tile = {.multiply = kernels.tile[dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32]};
-  const double flops = 2.0 * MOE_TILE_ROWS * MOE_PANEL * TILE_K * TILE_TURNS * m->threads.threads;
+  const double flops = 2.0 * TILE_RUN * MOE_PANEL * TILE_K * TILE_TURNS * m->threads.threads;
   const double start = bench_now();
   double done = 0;
-  tile.tile.rows = MOE_TILE_ROWS;
+  tile.tile.rows = TILE_RUN;
   tile.tile.k = TILE_K;
   tile.tile.add = 1;
   do {

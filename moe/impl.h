@@ -26,6 +26,8 @@ MOE_EXACT_BEGIN
 #include "base/context.h"
 
 #include "kernel/names.h"
+#include "kernel/rows.h"
+#include "kernel/tile.h"
 #include "kernel/table.h"
 #include "kernel/reduce.h"
 #include "kernel/walk.h"

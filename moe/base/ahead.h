@@ -45,7 +45,7 @@ typedef struct moe_ahead_ {
   const int32_t *index;
   int64_t stride, rows, lines, pitch, parts;
   int64_t row, line; /* how far it is */
-  /* At each step `times` blocks of `deep` rows and `wide` lines are fetched; with an index, `times` rows. */
+  /* At each step `times` blocks of `deep` rows and `wide` lines are fetched; with an index, of a row each. */
   int64_t deep, wide, times;
   moe_fetch_ block; /* the next one */
 } moe_ahead_;
@@ -54,7 +54,8 @@ typedef struct moe_ahead_ {
 MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride,
                                   int64_t rows, int64_t bytes) {
   moe_ahead_ ahead = {0};
-  ahead.base = ahead.block.at = first;
+  ahead.base = first;
+  if (rows > 0) ahead.block.at = first + (index ? index[0] * stride : 0);
   ahead.index = index;
   ahead.stride = stride;
   ahead.rows = rows;
@@ -75,12 +76,12 @@ MOE_FN void moe_ahead_pace_(moe_ahead_ *ahead, int64_t steps, int64_t room, int 
   const int64_t share = moe_min_(room, moe_max_(MOE_AHEAD_LEAST, even));
   const int64_t across = moe_ceil_div_(lines, share); /* blocks beside each other in a row */
   ahead->wide = moe_ceil_div_(lines, across);
-  ahead->deep = moe_max_(1, moe_min_(moe_ceil_div_(share, lines), room / lines));
+  ahead->deep = ahead->index ? 1 : moe_max_(1, moe_min_(moe_ceil_div_(share, lines), room / lines));
   ahead->block.run = full ? room / ahead->deep : ahead->wide;
   ahead->block.stride = moe_ceil_div_(ahead->wide * 64, ahead->block.run);
   ahead->block.skip = ahead->stride - ahead->block.run * ahead->block.stride;
   const int64_t blocks = ahead->parts * moe_ceil_div_(ahead->rows, ahead->deep) * across;
-  ahead->times = moe_ceil_div_(ahead->index ? ahead->rows : blocks, moe_max_(1, steps));
+  ahead->times = moe_ceil_div_(blocks, moe_max_(1, steps));
   if (ahead->parts == 0) ahead->block.at = NULL;
 }
 
@@ -91,41 +92,32 @@ MOE_INLINE void moe_ahead_move_(moe_ahead_ *ahead) {
   if (ahead->line < ahead->lines) return;
   ahead->line = 0;
   ahead->row += ahead->deep;
-  ahead->block.at = ahead->base + ahead->row * ahead->stride;
-  if (ahead->row < ahead->rows) return;
-  ahead->row = 0;
-  ahead->base += ahead->pitch;
-  ahead->block.at = --ahead->parts > 0 ? ahead->base : NULL;
-}
-
-/* `times` rows of an index. */
-MOE_FN void moe_ahead_index_(moe_ahead_ *ahead) {
-  for (const int64_t end = moe_min_(ahead->rows, ahead->row + ahead->times); ahead->row < end; ahead->row++)
-    for (int64_t i = 0; i < ahead->lines; i++)
-      __builtin_prefetch(ahead->base + ahead->index[ahead->row] * ahead->stride + i * 64, 0, 2);
+  if (ahead->row >= ahead->rows) {
+    ahead->row = 0;
+    ahead->base += ahead->pitch;
+    ahead->parts--;
+  }
+  const int64_t row = ahead->index ? ahead->index[ahead->row] : ahead->row;
+  ahead->block.at = ahead->parts > 0 ? ahead->base + row * ahead->stride : NULL;
 }
 
 /* Inlined: gcc takes a function that only fetches for one without effects, and drops its calls. */
 MOE_INLINE void moe_ahead_fetch_(const moe_ahead_ *ahead) {
   const char *at = ahead->block.at;
-  for (int64_t row = 0; at && row < ahead->deep; row++, at += ahead->block.skip)
-    for (int64_t n = 0; n < ahead->block.run; n++, at += ahead->block.stride) __builtin_prefetch(at, 0, 2);
+  for (int64_t row = 0; row < ahead->deep; row++, at += ahead->stride)
+    for (int64_t n = 0; n < ahead->wide; n++) __builtin_prefetch(at + 64 * n, 0, 2);
 }
 
 /* One step. The last block, if there is one, is left to the caller, who has arithmetic to spread it over. Returns the
    number of its fetches. */
 MOE_INLINE int64_t moe_ahead_step_(moe_ahead_ *ahead, moe_fetch_ *fetch) {
   if (!ahead->block.at) return 0;
-  if (ahead->index) {
-    moe_ahead_index_(ahead);
-    return 0;
-  }
   for (int64_t i = 1; i < ahead->times && ahead->block.at; i++) {
     moe_ahead_fetch_(ahead);
     moe_ahead_move_(ahead);
   }
+  if (!ahead->block.at) return 0;
   fetch->at = ahead->block.at;
-  if (!fetch->at) return 0;
   fetch->run = ahead->block.run;
   fetch->stride = ahead->block.stride;
   fetch->skip = ahead->block.skip;

@@ -1,23 +1,11 @@
 /* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
    columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
 
-/* The sums of `rows` rows. */
-MOE_INLINE void MOE_K(across_sums)(int rows, const moe_tile_ *t, MOE_V(f) (*acc)[MOE_PANEL / MOE_W]) {
-  const float *panel = (const float *)t->panel;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  const char *row = t->row;
-  MOE_V(tile_begin)(rows, t->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
-    MOE_V(tile_fetch_beside)(&lines);
-    MOE_OPAQUE_POINTER(row);
-    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
-  }
-}
-
 /* Row i's sums go to c, or for good, past the caches; only a NaN takes the way over c. */
-MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const MOE_V(f) *sum) {
-  float *c = t->c + i * MOE_PANEL;
-  char *to = leaves ? t->to + i * t->to_stride : NULL;
+MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, int i, int leaves,
+                                    const MOE_V(f) *sum) {
+  float *c = at->c + i * MOE_PANEL;
+  char *to = leaves ? at->to + i * t->to_stride : NULL;
   if (!leaves || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
@@ -35,23 +23,34 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, int i, int leaves, const
 }
 
 /* What is not to leave past the caches is stored while it is in the first. */
-MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t) {
-  if (t->to && !t->past) t->store(t->to, t->to_stride, NULL, t->c, MOE_TILE_ROWS, MOE_PANEL);
+MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at) {
+  if (at->to && !t->past) t->store(at->to, t->to_stride, NULL, at->c, MOE_TILE_ROWS, MOE_PANEL);
+}
+
+MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t, moe_tile_at_ *at, int leaves) {
+  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
+  const float *panel = (const float *)t->panel;
+  const char *row = at->row;
+  int64_t p = (t->k + 1) / 2;
+  const int64_t last = rows == MOE_TILE_ROWS && p >= MOE_V(tile_last) ? MOE_V(tile_last) : 0;
+  MOE_V(tile_begin)(rows, at->c, t->add, acc);
+  for (; p > last; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
+    MOE_V(tile_fetch_beside)(at);
+    MOE_OPAQUE_POINTER(row);
+    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
+  }
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) {
+    if (last && i % MOE_V(tile_last_rows) == 0) MOE_V(tile_finish)(1, row + 4 * i, panel, 0, acc + i);
+    MOE_K(tile_row_end)(t, at, i, leaves, acc[i]);
+  }
 }
 
 MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
-  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
-  if (t->rows <= 4) {
-    MOE_K(across_sums)(4, t, acc);
-    MOE_V(tile_end)(4, t->c, acc);
-    return;
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
+    moe_tile_beside_(t, 4, &at);
+    if (at.rows <= 4) MOE_K(across_rows)(4, t, &at, 0);
+    else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->past);
+    MOE_K(tile_store)(t, &at);
   }
-  MOE_K(across_sums)(MOE_TILE_ROWS, t, acc);
-  if (!t->to || !t->past) {
-    MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
-    MOE_K(tile_store)(t);
-    return;
-  }
-  MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS; i++) MOE_K(tile_row_end)(t, i, 1, acc[i]);
 }

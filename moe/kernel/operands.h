@@ -86,8 +86,10 @@ typedef struct moe_right_ {
 } moe_right_;
 
 /* One part's columns of a panel. */
-MOE_FN int64_t moe_right_width_(const moe_right_ *right) { return MOE_PANEL / right->parts; }
-MOE_FN int64_t moe_right_panels_(const moe_right_ *right) { return moe_ceil_div_(right->n, moe_right_width_(right)); }
+MOE_FN int64_t moe_right_width_(const moe_right_ *right) { return right->parts == 2 ? MOE_PANEL / 2 : MOE_PANEL; }
+MOE_FN int64_t moe_right_panels_(const moe_right_ *right) {
+  return right->parts == 2 ? moe_ceil_div_(right->n, MOE_PANEL / 2) : moe_ceil_div_(right->n, MOE_PANEL);
+}
 
 /* Panels [first, first+count), as far as there are any. */
 MOE_FN moe_right_ moe_right_part_(const moe_right_ *right, int64_t first, int64_t count) {

@@ -2,7 +2,7 @@
    follow. Stores and conversions hide behind the products. Included once per format. */
 
 /* Columns [col, col + MOE_TILE_VECTORS * MOE_W) of MOE_TILE_ROWS rows times what becomes the panel on the way. */
-MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *lines, int64_t col) {
+MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_at_ *at, int64_t col) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS], b[MOE_TILE_VECTORS];
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2, stride = t->stride, ahead = t->ahead;
   float *panel = (float *)t->packed + col;
@@ -12,16 +12,16 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *l
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(lines);
+    MOE_K(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) {
-        const char *at = src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride;
-        b[j] = MOE_VF(load)(at);
+        const char *from = src[j * MOE_W / half] + j * MOE_W % half * size + odd * stride;
+        b[j] = MOE_VF(load)(from);
         MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
-        if (j * MOE_W * size % 64 == 0) __builtin_prefetch(at + ahead, 0, 2);
+        if (j * MOE_W * size % 64 == 0) __builtin_prefetch(from + ahead, 0, 2);
       }
       MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, MOE_PIECE_BYTES, b, 0, acc);
     }
@@ -32,9 +32,10 @@ MOE_INLINE void MOE_KF(pack_tile_columns)(const moe_tile_ *t, moe_tile_lines_ *l
 }
 
 MOE_FN void MOE_KF(pack_tile)(const moe_tile_ *t) {
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  moe_tile_at_ at = moe_tile_first_(t);
+  moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
   for (int j = 0; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, j, &lines);
-    MOE_KF(pack_tile_columns)(t, &lines, j);
+    MOE_K(tile_fetch_share)(&at, j);
+    MOE_KF(pack_tile_columns)(t, &at, j);
   }
 }

@@ -60,55 +60,61 @@ enum MOE_K(tile_then) { MOE_K(tile_goes_on), MOE_K(tile_ends), MOE_K(tile_leaves
 
 /* One pair of k, of rows a piece apart or, `across`, of a panel's columns. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, int across, const char *row, const MOE_V(i) *b, const moe_tile_ *t,
-                                 enum MOE_K(tile_then) then, MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
+                                 const moe_tile_at_ *at, enum MOE_K(tile_then) then,
+                                 MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * (across ? 4 : MOE_PIECE_BYTES)));
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
-    if (then != MOE_K(tile_goes_on)) MOE_K(tile_row_end)(t, i, then == MOE_K(tile_leaves), acc[i]);
+    if (then != MOE_K(tile_goes_on)) MOE_K(tile_row_end)(t, at, i, then == MOE_K(tile_leaves), acc[i]);
   }
 }
 
 /* The same from a packed panel, while memory is fetched. */
 MOE_INLINE void MOE_K(tile_packed)(int rows, int across, const char *row, const uint32_t *panel, const moe_tile_ *t,
-                                   enum MOE_K(tile_then) then, moe_tile_lines_ *lines,
+                                   enum MOE_K(tile_then) then, moe_tile_at_ *at,
                                    MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_V(i) b[MOE_PANEL / MOE_W];
-  moe_tile_fetch_(lines, 4, MOE_PIECE_BYTES);
+  moe_tile_fetch_(at, 4, MOE_PIECE_BYTES);
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
-  MOE_K(tile_pair)(rows, across, row, b, t, then, acc);
+  MOE_K(tile_pair)(rows, across, row, b, t, at, then, acc);
 }
 
-MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, int leaves, const moe_tile_ *t) {
+MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, int leaves, const moe_tile_ *t, moe_tile_at_ *at) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  const char *row = t->row;
-  MOE_V(tile_begin)(rows, t->c, t->add, acc);
+  const char *row = at->row;
+  MOE_V(tile_begin)(rows, at->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += across ? MOE_SQUARE_ : 4, panel += MOE_PANEL) {
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
+    MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_goes_on), at, acc);
   }
-  if (leaves && t->to && t->past) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), &lines, acc);
-  else MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_ends), &lines, acc);
+  if (leaves && at->to && t->past) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), at, acc);
+  else MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_ends), at, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
-  switch (t->rows) {
-    case 1:
-    case 2: MOE_K(tile_pairs_rows)(2, 0, 0, t); break;
-    case 3:
-    case 4: MOE_K(tile_pairs_rows)(4, 0, 0, t); break;
-    default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 0, 0, t); break;
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+    moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
+    switch (at.rows) {
+      case 1:
+      case 2: MOE_K(tile_pairs_rows)(2, 0, 0, t, &at); break;
+      case 3:
+      case 4: MOE_K(tile_pairs_rows)(4, 0, 0, t, &at); break;
+      default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 0, 0, t, &at); break;
+    }
   }
 }
 
 MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
-  if (t->rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t);
-  else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t);
-  MOE_K(tile_store)(t);
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
+    moe_tile_beside_(t, 4, &at);
+    if (at.rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t, &at);
+    else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t, &at);
+    MOE_K(tile_store)(t, &at);
+  }
 }
 
 /* Like pack_tile.inl. */
@@ -116,13 +122,14 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const int64_t stride = t->stride, ahead = t->ahead;
   uint32_t *panel = (uint32_t *)t->packed;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
+  moe_tile_at_ at = moe_tile_first_(t);
   const char *src[2] = {t->base[0], t->base[1]}, *row = t->row;
+  moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
   MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, row += 4, panel += MOE_PANEL) {
     MOE_V(i) b[MOE_PANEL / MOE_W];
     MOE_OPAQUE_POINTER(row);
-    moe_tile_fetch_(&lines, 4, MOE_PIECE_BYTES);
+    moe_tile_fetch_(&at, 4, MOE_PIECE_BYTES);
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
       const char *even = src[j * MOE_W / (MOE_PANEL / 2)] + j * MOE_W % (MOE_PANEL / 2) * 2;
@@ -133,31 +140,39 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
         __builtin_prefetch(even + stride + ahead, 0, 2);
       }
     }
-    MOE_K(tile_pair)(MOE_TILE_ROWS, 0, row, b, t, MOE_K(tile_goes_on), acc);
+    MOE_K(tile_pair)(MOE_TILE_ROWS, 0, row, b, t, &at, MOE_K(tile_goes_on), acc);
     src[0] += 2 * stride;
     src[1] += 2 * stride;
   }
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
-/* Copies a line of each of the next tile's rows beside the products with as many k. */
-MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
+/* Like gather_tile.inl: copies a line of each of the next rows beside the products with as many k. */
+MOE_INLINE void MOE_K(gather_tile_rows)(const moe_tile_ *t, moe_tile_at_ *at) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  const char *row = t->row;
-  MOE_V(tile_begin)(MOE_TILE_ROWS, t->c, t->add, acc);
-  for (int64_t at = 0; at < t->k * 2; at += MOE_W * 4)
+  const char *row = at->row, *later[2 * MOE_TILE_ROWS];
+  char *to = t->gathered + (t->rows - at->rows) * MOE_PIECE_BYTES;
+  moe_tile_later_(t, at, later);
+  MOE_V(tile_begin)(MOE_TILE_ROWS, at->c, t->add, acc);
+  for (int64_t k = 0; k < t->k * 2; k += MOE_W * 4)
     for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_PANEL) {
       const int i = p / 2;
       if (p % 2 == 0 && i < MOE_TILE_ROWS) {
-        MOE_V(storei)(t->gathered + i * MOE_PIECE_BYTES + at, MOE_V(loadi)(t->later[i] + at));
-        __builtin_prefetch(t->later[MOE_TILE_ROWS + i] + at, 0, 3);
+        MOE_V(storei)(to + i * MOE_PIECE_BYTES + k, MOE_V(loadi)(later[i] + k));
+        __builtin_prefetch(later[MOE_TILE_ROWS + i] + k, 0, 3);
       }
       MOE_OPAQUE_POINTER(row);
-      MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, MOE_K(tile_goes_on), &lines, acc);
+      MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, MOE_K(tile_goes_on), at, acc);
     }
-  MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+  MOE_V(tile_end)(MOE_TILE_ROWS, at->c, acc);
+}
+
+MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+    moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
+    MOE_K(gather_tile_rows)(t, &at);
+  }
 }
 
 MOE_QUICK_WIDE_BEGIN

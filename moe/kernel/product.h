@@ -85,23 +85,14 @@ typedef struct moe_piece_at_ {
   int64_t from, n, more;
   char *gathered; /* the rows, `pitch` bytes apart (of a panel, its columns) */
   int64_t pitch;
-  moe_ahead_ ahead, *into;
-  int64_t ahead_panels;    /* see moe_piece_ahead_ */
-  int64_t ready;           /* rows that are gathered */
-  int64_t tiles;           /* in all, */
-  int64_t row, rows, due;  /* beside which rows' next elements are fetched: the next one, of how many, a tile's share */
+  moe_beside_ *beside;
+  int64_t ahead_panels; /* see moe_piece_ahead_ */
+  int64_t ready;        /* rows that are gathered */
 } moe_piece_at_;
 
 /* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
 MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
   return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows);
-}
-
-/* Nothing to fetch but a line that is there. */
-MOE_INLINE void moe_tile_idle_(moe_tile_ *tile) {
-  tile->fetch.at = (const char *)tile->panel;
-  tile->fetch.run = tile->k;
-  tile->fetch.stride = tile->fetch.skip = tile->fetches = 0;
 }
 
 /* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */
@@ -110,55 +101,43 @@ MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t t
   moe_ahead_pace_(ahead, tiles, moe_max_(1, full ? k / 2 : k), full);
 }
 
-/* What the tile at hand, of rows from i on, fetches: the next one's rows, and memory ahead. */
-MOE_INLINE void moe_piece_fetch_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile) {
-  const int64_t next = i + MOE_TILE_ROWS < m->left->rows ? i + MOE_TILE_ROWS : 0;
-  tile->soon = piece->gathered + next * piece->pitch;
-  tile->fetches = moe_ahead_step_(&piece->ahead, &tile->fetch);
-  if (!tile->fetches) tile->fetches = moe_ahead_step_(piece->into, &tile->fetch);
-  if (!tile->fetches) moe_tile_idle_(tile);
-}
-
-/* The tile that gathers k elements of the next one's rows, or NULL. */
+/* The tile that gathers k elements of the next rows, or NULL. */
 MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
   return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]][m->left->dtype] : NULL;
 }
 
-/* Gathers the rows of the tile at hand, from i on, unless the one before has, and lets it gather the next one's if it
-   is an ordinary one. Returns what multiplies. */
+/* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
+   those that follow while there are whole ones; otherwise it is to take no more. Returns what multiplies. */
 MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t next = i + MOE_TILE_ROWS, rows = m->left->rows;
-  const int64_t begin = piece->from * moe_dtype_bytes_(m->left->dtype);
-  if (i >= piece->ready)
-    moe_gather_(m, kind, piece->from, piece->n, i, tile->rows, piece->gathered + i * piece->pitch);
+  const int64_t rest = m->left->rows - i, first = moe_min_(MOE_TILE_ROWS, rest), runs = rest / MOE_TILE_ROWS - 1;
   const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
-  if (multiply != m->kernels->tile[m->product] || next + MOE_TILE_ROWS > rows || !gathers) return multiply;
-  for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++)
-    tile->later[j] = moe_row_(&m->left->place, moe_min_(next + j, rows - 1)) + begin;
-  tile->gathered = piece->gathered + next * piece->pitch;
-  piece->ready = next + MOE_TILE_ROWS;
+  if (i >= piece->ready)
+    moe_gather_(m, kind, piece->from, piece->n, i, first, piece->gathered + i * piece->pitch);
+  tile->rows = first;
+  if (multiply != m->kernels->tile[m->product] || runs < 1 || !gathers) return multiply;
+  tile->rows = runs * MOE_TILE_ROWS;
+  tile->later = moe_rows_from_(&m->left->place, i + MOE_TILE_ROWS);
+  tile->later.base += piece->from * moe_dtype_bytes_(m->left->dtype);
+  tile->later_rows = rest - MOE_TILE_ROWS;
+  tile->gathered = piece->gathered + (i + MOE_TILE_ROWS) * piece->pitch;
+  piece->ready = i + tile->rows + MOE_TILE_ROWS;
   return gathers;
 }
 
-/* Of how many rows the next elements are fetched beside this piece's tiles: of all, or of those of the first three
-   tiles, which no tile fetches. */
-MOE_FN int64_t moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+/* The rows whose next elements are fetched beside this piece's tiles: all, or those of the first three tiles, which no
+   tile fetches. */
+MOE_FN void moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
-  if (left->held || left->gather || piece->more == 0) return 0;
-  return moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
-}
-
-/* A few of these rows beside each tile: they are more than streams a prefetcher can follow. Inlined: see
-   moe_ahead_fetch_. */
-MOE_INLINE void moe_fetch_rows_(const moe_operands_ *m, moe_piece_at_ *piece) {
-  const moe_left_ *left = m->left;
-  const int64_t size = moe_dtype_bytes_(left->dtype), begin = (piece->from + piece->n) * size;
-  for (piece->due += piece->rows; piece->due >= piece->tiles && piece->row < piece->rows; piece->due -= piece->tiles) {
-    const char *row = moe_row_(&left->place, piece->row++) + begin;
-    for (int64_t at = 0; at < piece->more * size; at += 64) __builtin_prefetch(row + at, 0, 2);
-  }
+  const int64_t size = moe_dtype_bytes_(left->dtype);
+  piece->beside->row = piece->beside->count = 0;
+  if (left->held || left->gather || piece->more == 0) return;
+  piece->beside->rows = left->place;
+  piece->beside->rows.base += (piece->from + piece->n) * size;
+  piece->beside->bytes = piece->more * size;
+  piece->beside->count = moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
+  piece->beside->due = 0;
 }
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
@@ -188,12 +167,13 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
   const int here = then < panels;
   const moe_right_ right = moe_right_part_(m->right, here ? then : 0, count);
   const moe_ahead_ none = {0};
+  moe_ahead_ *ahead = &piece->beside->ahead;
   const int64_t from = piece->from + (here ? 0 : piece->n), k = here ? piece->n : piece->more;
   if (here || piece->more > 0)
-    piece->ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
+    *ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
   else
-    piece->ahead = m->next ? *m->next : none;
-  moe_piece_pace_(m, &piece->ahead, moe_min_(count, panels - p) * (piece->tiles / panels), piece->n);
+    *ahead = m->next ? *m->next : none;
+  moe_piece_pace_(m, ahead, moe_min_(count, panels - p) * (piece->beside->tiles / panels), piece->n);
 }
 
 /* Panel p's products leave, if they do: from the cache they are still in. */
@@ -235,28 +215,26 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
   return usual;
 }
 
-/* All rows times panel p. */
+/* All rows times panel p: at once, but for tiles that pack or gather. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_left_ *left = m->left;
-  const int gathers = !left->held && !left->gather;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[kind] : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
   tile.k = piece->n;
   tile.add = piece->from > 0;
+  tile.beside = piece->beside;
   moe_tile_to_(m, piece, p, &tile);
   moe_tile_fn_ multiply = moe_tile_panel_(m, piece, p, usual, &tile);
-  for (int64_t i = 0; i < left->rows; i += MOE_TILE_ROWS, multiply = usual) {
-    tile.rows = moe_min_(MOE_TILE_ROWS, left->rows - i);
+  for (int64_t i = 0; i < left->rows; i += tile.rows, multiply = usual) {
+    const int64_t rest = left->rows - i;
+    tile.rows = multiply == usual ? rest : MOE_TILE_ROWS;
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * piece->pitch;
-    if (tile.rows < MOE_TILE_ROWS) tile.to = NULL;
-    if (gathers && p == 0) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
-    moe_piece_fetch_(m, piece, i, &tile);
-    if (piece->row < piece->rows) moe_fetch_rows_(m, piece);
+    if (p == 0 && !left->held && !left->gather) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
+    tile.soon = tile.rows < rest ? tile.row + tile.rows * piece->pitch : piece->gathered;
     multiply(&tile);
-    if (tile.to) tile.to += MOE_TILE_ROWS * tile.to_stride;
   }
 }
 
@@ -344,19 +322,22 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t size = moe_piece_size_(m, kind), k = right->k, panels = moe_right_panels_(right);
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
-  const moe_ahead_ none = {0};
-  moe_ahead_ into = m->results && m->results->into ? *m->results->into : none;
-  moe_piece_pace_(m, &into, moe_ceil_div_(k, size) * panels * tiles, moe_min_(size, k));
+  moe_beside_ beside = {0};
+  beside.tiles = panels * tiles;
+  if (m->results && m->results->into) beside.into = *m->results->into;
+  moe_piece_pace_(m, &beside.into, moe_ceil_div_(k, size) * panels * tiles, moe_min_(size, k));
   if (k == 0) moe_clear_products_(m);
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
-    piece.into = &into;
-    piece.tiles = panels * tiles;
-    piece.rows = moe_rows_ahead_(m, &piece);
+    piece.beside = &beside;
     piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n, left->rows);
+    moe_rows_ahead_(m, &piece);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
-    for (int64_t p = 0; p < panels; p++) {
-      if (p % piece.ahead_panels == 0) moe_piece_ahead_(m, &piece, p);
+    for (int64_t p = 0, ahead = 0; p < panels; p++) {
+      if (p == ahead) {
+        moe_piece_ahead_(m, &piece, p);
+        ahead += piece.ahead_panels;
+      }
       moe_multiply_panel_(m, &piece, p);
       if (piece.more == 0) moe_leave_panel_(m, p);
     }

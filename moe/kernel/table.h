@@ -1,52 +1,20 @@
-/* One table of kernels per instruction set, and the terms they share.
-
-   A product C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of which product.h
-   gathers a cache-sized piece at a time from where they lie. Panels come in two kinds:
-     MOE_PANEL_F32    float [K][64], K rounded up to even
-     MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs */
+/* One table of kernels per instruction set, and the terms they share. */
 #ifndef MOE_KERNEL_TABLE_H
 #define MOE_KERNEL_TABLE_H
 
 enum {
-  MOE_PANEL = 64,       /* columns of a panel */
-  MOE_SQUARE_ = 4 * MOE_PANEL, /* bytes of a row of as many words */
   MOE_ROWS_MAX = 384,   /* rows of A in flight: their products with a group of panels stay in cache */
   MOE_ROWS_MANY = 128,  /* with more, products of many panels fill the second-level cache */
   MOE_PANELS_LEAST = 8, /* panels of B beside each other with so many rows: they share what is gathered of A; */
   MOE_PANELS_WIDE = 20, /*   where there is room, up to so many */
-  MOE_TILE_ROWS = 6,    /* rows of A in registers */
-  MOE_GATHER_K_ = 32,   /* of which a tile gathers a multiple: whole lines of 2-byte elements; >= 4 * MOE_TILE_ROWS */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice as many */
 };
 
-typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
-
 /* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */
 typedef enum moe_product_ { MOE_PRODUCT_F32, MOE_PRODUCT_BF16, MOE_PRODUCTS_ } moe_product_;
-
-/* Rows of a matrix: row k is at base + (index ? index[k] : k) * stride bytes. */
-typedef struct moe_rows_ {
-  const char *base;
-  int64_t stride;
-  const int32_t *index;
-} moe_rows_;
-
-MOE_INLINE const char *moe_row_(const moe_rows_ *rows, int64_t k) {
-  return rows->base + (rows->index ? (int64_t)rows->index[k] : k) * rows->stride;
-}
-
-/* The rows from `first` on. */
-MOE_INLINE moe_rows_ moe_rows_from_(const moe_rows_ *rows, int64_t first) {
-  moe_rows_ part = *rows;
-  if (part.index)
-    part.index += first;
-  else
-    part.base += first * part.stride;
-  return part;
-}
 
 /* The gated unit of a layer, its defaults resolved. */
 typedef struct moe_glu_ {
@@ -139,70 +107,8 @@ typedef struct moe_octave_ {
   uint32_t base;
 } moe_octave_;
 
-/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
-   if there is an index. */
-typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
-typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
-                                   int64_t n);
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* Up to MOE_TILE_ROWS rows times a panel, over k > 0 elements, an odd k rounded up as rows and panel are:
-   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
-   (piece_bytes) on. Two, four or six are multiplied: those beyond the last may be anything, but there is room for them,
-   in c as well. Meanwhile `fetches` lines of `fetch` are brought into the second-level cache; where the tile has the
-   panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a share
-   of what the next tile takes as well: its rows, which lie from `soon` on, and the products behind c. */
-typedef struct moe_tile_ {
-  const char *row; /* the first */
-  int64_t rows, k;
-  const void *panel;
-  float *c;
-  int add; /* 0: c starts at +0 */
-  /* For pack_tile, which makes the panel on the way: columns [32p, 32p+32) of row k lie at base[p] + k*stride; what is
-     packed next, `ahead` bytes on, is fetched. */
-  const char *base[2];
-  int64_t stride, ahead;
-  void *packed;
-  /* For gather_tile: the next tile's rows, which are brought to `gathered` for it, and those behind, which are
-     fetched. */
-  const char *later[2 * MOE_TILE_ROWS];
-  char *gathered;
-  /* For across_tile: where the sums of MOE_TILE_ROWS rows go instead of c, rounded, rows to_stride bytes apart; `past`:
-     past the caches, all on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
-  char *to;
-  int64_t to_stride;
-  moe_dtype to_dtype;
-  moe_store_rows_fn_ store;
-  int past;
-  /* For all: see above. */
-  moe_fetch_ fetch;
-  int64_t fetches;
-  const char *soon;
-} moe_tile_;
-typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
-
-/* Where these fetches are. */
-typedef struct moe_tile_lines_ {
-  moe_fetch_at_ fetch;
-  int64_t fetches; /* that are left of a part's */
-  const char *soon, *next;
-} moe_tile_lines_;
-
-MOE_INLINE moe_tile_lines_ moe_tile_lines_of_(const moe_tile_ *t) {
-  const moe_tile_lines_ lines = {moe_fetch_begin_(&t->fetch), 0, t->soon,
-                                 (const char *)(t->c + MOE_TILE_ROWS * MOE_PANEL)};
-  return lines;
-}
-
-/* All of one pair's, which is `size` of the bytes of each row's piece. */
-MOE_INLINE void moe_tile_fetch_(moe_tile_lines_ *lines, int64_t size, int64_t piece) {
-  moe_fetch_next_(&lines->fetch);
-  __builtin_prefetch(lines->soon, 0, 3);
-  lines->soon += MOE_TILE_ROWS * size;
-  __builtin_prefetch(lines->next, 0, 3);
-  lines->next += MOE_TILE_ROWS * MOE_PANEL * 4 / (piece / size);
-}
-
 /* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n
    elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
    + 64*i + 64/parts*p + j % (64/parts)], and is added to. */

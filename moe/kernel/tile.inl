@@ -25,12 +25,12 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 /* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
    from memory, an equal share beside each part, while there is any: their fewer products leave less room. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
-MOE_INLINE void MOE_K(tile_fetch_share)(const moe_tile_ *t, int64_t col, moe_tile_lines_ *lines) {
-  lines->fetches = (t->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
+MOE_INLINE void MOE_K(tile_fetch_share)(moe_tile_at_ *at, int64_t col) {
+  at->left = (at->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
 }
-MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_lines_ *lines) {
-  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(lines, 8, MOE_PIECE_BYTES);
-  else if (--lines->fetches >= 0) moe_fetch_next_(&lines->fetch);
+MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_at_ *at) {
+  if (MOE_K(tile_parts) == 1) moe_tile_fetch_(at, 8, MOE_PIECE_BYTES);
+  else if (--at->left >= 0) moe_fetch_next_(&at->fetch);
 }
 
 /* Adds the rows' elements, `pitch` bytes apart, times b. */
@@ -63,54 +63,84 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *r
   }
 }
 
-MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_lines_ *lines, const char *row, int64_t col,
+/* So many pairs at the end of a tile as wide as a panel are multiplied with some of its rows after the others, whose
+   sums are stored meanwhile: all stores at once would fill the queue that they wait in, and keep the next products
+   out. */
+enum { MOE_K(tile_last) = MOE_K(tile_parts) == 1 ? 3 : 0, MOE_K(tile_last_rows) = 2 };
+MOE_INLINE void MOE_K(tile_finish)(int across, const char *row, const float *panel, int flush,
+                                   MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
+  MOE_OPAQUE_POINTER(row);
+  MOE_K(tile_pairs)(MOE_K(tile_last_rows), across, MOE_K(tile_last), row, panel, flush, acc);
+}
+
+MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *at, const char *row, int64_t col,
                                     float *c, int flush) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
   int64_t p = (t->k + 1) / 2;
+  const int64_t last = rows == MOE_TILE_ROWS && p >= MOE_K(tile_last) ? MOE_K(tile_last) : 0;
   c += col;
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(rows, c, t->add, acc);
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
-    MOE_K(tile_fetch_beside)(lines);
+    MOE_K(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_pairs)(rows, 0, MOE_TILE_PAIRS, row, panel, flush, acc);
     row += 8 * MOE_TILE_PAIRS;
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
-  for (; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
-    MOE_K(tile_fetch_beside)(lines);
+  for (; p > last; p--, row += 8, panel += 2 * MOE_PANEL) {
+    MOE_K(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_pairs)(rows, 0, 1, row, panel, flush, acc);
   }
-  MOE_K(tile_end)(rows, c, acc);
-}
-
-MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int64_t from, int flush) {
-  moe_tile_lines_ lines = moe_tile_lines_of_(t);
-  if (MOE_W == 1) { /* nothing to gain from several rows */
-    for (int64_t i = 0; i < t->rows; i++)
-      for (int j = 0; j < MOE_PANEL; j++) {
-        if (i == 0) MOE_K(tile_fetch_share)(t, j, &lines);
-        MOE_K(tile_columns)(1, t, &lines, t->row + i * MOE_PIECE_BYTES, j, t->c + i * MOE_PANEL, flush);
-      }
+  if (!last) {
+    MOE_K(tile_end)(rows, c, acc);
     return;
   }
+  MOE_UNROLL
+  for (int i = 0; i < MOE_TILE_ROWS; i += MOE_K(tile_last_rows)) {
+    MOE_K(tile_finish)(0, row + i * MOE_PIECE_BYTES, panel, flush, acc + i);
+    MOE_K(tile_end)(MOE_K(tile_last_rows), c + i * MOE_PANEL, acc + i);
+  }
+}
+
+/* The rows at hand times the panel's columns from there on. */
+MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from, int flush) {
   for (int64_t j = from; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
-    MOE_K(tile_fetch_share)(t, j, &lines);
-    switch (t->rows) {
+    MOE_K(tile_fetch_share)(at, j);
+    switch (at->rows) {
       case 1:
-      case 2: MOE_K(tile_columns)(2, t, &lines, t->row, j, t->c, flush); break;
+      case 2: MOE_K(tile_columns)(2, t, at, at->row, j, at->c, flush); break;
       case 3:
-      case 4: MOE_K(tile_columns)(4, t, &lines, t->row, j, t->c, flush); break;
-      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, &lines, t->row, j, t->c, flush); break;
+      case 4: MOE_K(tile_columns)(4, t, at, at->row, j, at->c, flush); break;
+      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, at, at->row, j, at->c, flush); break;
     }
   }
 }
 
-/* The panel's columns from there on. */
-MOE_FN void MOE_K(tile_from)(const moe_tile_ *t, int64_t from) { MOE_K(tile_any)(t, from, 0); }
-MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_from)(t, 0); }
+/* The same of single elements, where there is nothing to gain from several rows. */
+MOE_INLINE void MOE_K(tile_elements)(const moe_tile_ *t, moe_tile_at_ *at, int flush) {
+  for (int64_t i = 0; i < at->rows && i < MOE_TILE_ROWS; i++)
+    for (int j = 0; j < MOE_PANEL; j++) {
+      if (i == 0) MOE_K(tile_fetch_share)(at, j);
+      MOE_K(tile_columns)(1, t, at, at->row + i * MOE_PIECE_BYTES, j, at->c + i * MOE_PANEL, flush);
+    }
+}
+
+MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+    moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
+    if (MOE_W == 1) MOE_K(tile_elements)(t, &at, flush);
+    else MOE_K(tile_parts_from)(t, &at, 0, flush);
+  }
+}
+
+/* All columns but the first part's. */
+MOE_FN void MOE_K(tile_rest)(const moe_tile_ *t, moe_tile_at_ *at) {
+  MOE_K(tile_parts_from)(t, at, MOE_TILE_VECTORS * MOE_W, 0);
+}
+MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
 #if MOE_BF16_BY_MODE
 /* What a stream takes at a time: rows of half a panel's columns. */
@@ -152,5 +182,5 @@ MOE_FN void MOE_K(stream_floats)(const moe_stream_ *s, int64_t k, const float *r
 #endif
 
 #if !MOE_BF16_BY_MODE
-MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0, 1); }
+MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 1); }
 #endif

@@ -116,11 +116,11 @@ MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, m
 /* How many rows to take at a time of those that are left: as equal parts as fit. */
 MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_part_(rows, MOE_ROWS_MAX); }
 
-/* How many panels a work item takes: up to `most`, while every lane still finds a few items. Results do not depend on
-   it. */
+/* How many panels a work item takes: up to `most`, while every one of several lanes still finds a few items. Results do
+   not depend on it. */
 MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panels, int64_t most) {
   int64_t n = moe_min_(most, panels);
-  while (n > 1 && others * moe_ceil_div_(panels, n) < 4 * lanes) n = moe_ceil_div_(n, 2);
+  while (lanes > 1 && n > 1 && others * moe_ceil_div_(panels, n) < 4 * lanes) n = moe_ceil_div_(n, 2);
   return n;
 }
 

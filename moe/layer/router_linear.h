@@ -134,17 +134,15 @@ MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
 /* c += x^T dz over n tokens for 64 columns of both: those of x as rows, of dz packed. */
 MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const float *dz, int64_t n, float *c) {
   moe_tile_ tile;
+  tile.row = tile.soon = x;
+  tile.rows = MOE_PANEL;
   tile.k = n;
   tile.panel = dz;
+  tile.c = c;
   tile.add = 1;
-  tile.soon = (const char *)dz;
-  moe_tile_idle_(&tile);
-  for (int64_t i = 0; i < MOE_PANEL; i += MOE_TILE_ROWS) {
-    tile.rows = moe_min_(MOE_TILE_ROWS, MOE_PANEL - i);
-    tile.c = c + i * MOE_PANEL;
-    tile.row = x + i * moe_router_pitch_(kernels);
-    kernels->tile[MOE_PRODUCT_F32](&tile);
-  }
+  tile.beside = NULL;
+  tile.to = NULL;
+  kernels->tile[MOE_PRODUCT_F32](&tile);
 }
 
 /* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */

@@ -1,0 +1,42 @@
+/* What a product is made of. C = A*B is formed 64 columns at a time: B as a packed panel of 64 columns, A as rows, of
+   which product.h gathers a cache-sized piece at a time from where they lie. Panels come in two kinds:
+     MOE_PANEL_F32    float [K][64], K rounded up to even
+     MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs */
+#ifndef MOE_KERNEL_ROWS_H
+#define MOE_KERNEL_ROWS_H
+
+enum {
+  MOE_PANEL = 64,             /* columns of a panel */
+  MOE_SQUARE_ = 4 * MOE_PANEL /* bytes of a row of as many words */
+};
+
+typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
+
+/* Rows of a matrix: row k is at base + (index ? index[k] : k) * stride bytes. */
+typedef struct moe_rows_ {
+  const char *base;
+  int64_t stride;
+  const int32_t *index;
+} moe_rows_;
+
+MOE_INLINE const char *moe_row_(const moe_rows_ *rows, int64_t k) {
+  return rows->base + (rows->index ? (int64_t)rows->index[k] : k) * rows->stride;
+}
+
+/* The rows from `first` on. */
+MOE_INLINE moe_rows_ moe_rows_from_(const moe_rows_ *rows, int64_t first) {
+  moe_rows_ part = *rows;
+  if (part.index)
+    part.index += first;
+  else
+    part.base += first * part.stride;
+  return part;
+}
+
+/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
+   if there is an index. */
+typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
+typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
+                                   int64_t n);
+
+#endif

@@ -1,0 +1,128 @@
+/* A tile: rows in registers times a panel, and what is fetched beside. */
+#ifndef MOE_KERNEL_TILE_H
+#define MOE_KERNEL_TILE_H
+
+enum {
+  MOE_TILE_ROWS = 6, /* rows of A in registers */
+  MOE_GATHER_K_ = 32 /* of which a tile gathers a multiple: whole lines of 2-byte elements; >= 4 * MOE_TILE_ROWS */
+};
+
+/* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one
+   of `tiles`, of `bytes` bytes of each of `count` rows, which are more than streams a prefetcher can follow. */
+typedef struct moe_beside_ {
+  moe_ahead_ ahead, into;
+  moe_rows_ rows;
+  int64_t bytes, row, count; /* row: the next one */
+  int64_t tiles, due;
+} moe_beside_;
+
+/* A tile's share of the rows. */
+MOE_INLINE void moe_beside_rows_(moe_beside_ *beside) {
+  for (beside->due += beside->count; beside->due >= beside->tiles && beside->row < beside->count;
+       beside->due -= beside->tiles) {
+    const char *row = moe_row_(&beside->rows, beside->row++);
+    for (int64_t at = 0; at < beside->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
+MOE_INLINE int moe_beside_done_(const moe_beside_ *beside) {
+  return !beside->ahead.block.at && !beside->into.block.at && beside->row >= beside->count;
+}
+
+/* A tile's step: as moe_ahead_step_. Not inlined into every tile; and quick code copies words by words, as vectors are
+   not to be touched with their registers' upper halves in use. */
+MOE_QUICK_BEGIN
+MOE_FN __attribute__((noinline)) int64_t moe_beside_step_(moe_beside_ *beside, moe_fetch_ *fetch) {
+  if (beside->row < beside->count) moe_beside_rows_(beside);
+  const int64_t fetches = moe_ahead_step_(&beside->ahead, fetch);
+  return fetches ? fetches : moe_ahead_step_(&beside->into, fetch);
+}
+MOE_QUICK_END
+
+/* `rows` rows times a panel, MOE_TILE_ROWS at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
+   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
+   (piece_bytes) on. Two, four or six are multiplied: those beyond the last may be anything, but there is room for them,
+   in c as well. Meanwhile `beside` is brought into the second-level cache; where the tile has the panel's columns side
+   by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a share of what the next
+   MOE_TILE_ROWS take as well: their rows and sums. */
+typedef struct moe_tile_ {
+  const char *row; /* the first */
+  int64_t rows, k;
+  const void *panel;
+  float *c;
+  int add;             /* 0: c starts at +0 */
+  moe_beside_ *beside; /* or NULL */
+  const char *soon;    /* rows that are multiplied after the last */
+  /* For pack_tile, which takes MOE_TILE_ROWS and makes the panel on the way: columns [32p, 32p+32) of row k lie at
+     base[p] + k*stride; what is packed next, `ahead` bytes on, is fetched. */
+  const char *base[2];
+  int64_t stride, ahead;
+  void *packed;
+  /* For gather_tile, which takes whole MOE_TILE_ROWS: beside each the next ones are gathered, a piece apart, and those
+     behind are fetched, as far as there are any: `later` rows, the first brought to `gathered`. */
+  moe_rows_ later;
+  int64_t later_rows;
+  char *gathered;
+  /* For across_tile: where the sums of whole MOE_TILE_ROWS go instead of c, rounded, rows to_stride bytes apart;
+     `past`: past the caches, all on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
+  char *to;
+  int64_t to_stride;
+  moe_dtype to_dtype;
+  moe_store_rows_fn_ store;
+  int past;
+} moe_tile_;
+typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
+
+/* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
+typedef struct moe_tile_at_ {
+  const char *row;
+  int64_t rows;
+  float *c;
+  char *to; /* or NULL */
+  moe_fetch_at_ fetch;
+  int64_t fetches, left; /* in all; that are left of a part's */
+  const char *soon, *next;
+} moe_tile_at_;
+
+MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
+  moe_tile_at_ at;
+  at.row = t->row;
+  at.rows = t->rows;
+  at.c = t->c;
+  at.to = t->rows < MOE_TILE_ROWS ? NULL : t->to;
+  return at;
+}
+
+/* On to the next rows, `pitch` bytes apart. */
+MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
+  at->row += MOE_TILE_ROWS * pitch;
+  at->rows -= MOE_TILE_ROWS;
+  at->c += MOE_TILE_ROWS * MOE_PANEL;
+  at->to = at->to && at->rows >= MOE_TILE_ROWS ? at->to + MOE_TILE_ROWS * t->to_stride : NULL;
+}
+
+/* Where the rows are that are gathered beside those at hand, and then those that are fetched. */
+MOE_INLINE void moe_tile_later_(const moe_tile_ *t, const moe_tile_at_ *at, const char *row[2 * MOE_TILE_ROWS]) {
+  const int64_t first = t->rows - at->rows, last = t->later_rows - 1;
+  for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
+}
+
+/* What is to be fetched beside those at hand: a line that is there where nothing is. */
+MOE_INLINE void moe_tile_beside_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
+  moe_fetch_ fetch = {(const char *)t->panel, t->k, 0, 0};
+  at->fetches = !t->beside || moe_beside_done_(t->beside) ? 0 : moe_beside_step_(t->beside, &fetch);
+  at->fetch = moe_fetch_begin_(&fetch);
+  at->soon = at->rows > MOE_TILE_ROWS ? at->row + MOE_TILE_ROWS * pitch : t->soon;
+  at->next = (const char *)(at->c + MOE_TILE_ROWS * MOE_PANEL);
+}
+
+/* All of one pair's, which is `size` of the bytes of each row's piece. */
+MOE_INLINE void moe_tile_fetch_(moe_tile_at_ *at, int64_t size, int64_t piece) {
+  moe_fetch_next_(&at->fetch);
+  __builtin_prefetch(at->soon, 0, 3);
+  at->soon += MOE_TILE_ROWS * size;
+  __builtin_prefetch(at->next, 0, 3);
+  at->next += MOE_TILE_ROWS * MOE_PANEL * 4 / (piece / size);
+}
+
+#endif
