@@ -31,19 +31,14 @@ MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t, moe_tile_at_ *a
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const float *panel = (const float *)t->panel;
   const char *row = at->row;
-  int64_t p = (t->k + 1) / 2;
-  const int64_t last = rows == MOE_TILE_ROWS && p >= MOE_V(tile_last) ? MOE_V(tile_last) : 0;
   MOE_V(tile_begin)(rows, at->c, t->add, acc);
-  for (; p > last; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
     MOE_V(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
     MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
   }
   MOE_UNROLL
-  for (int i = 0; i < rows; i++) {
-    if (last && i % MOE_V(tile_last_rows) == 0) MOE_V(tile_finish)(1, row + 4 * i, panel, 0, acc + i);
-    MOE_K(tile_row_end)(t, at, i, leaves, acc[i]);
-  }
+  for (int i = 0; i < rows; i++) MOE_K(tile_row_end)(t, at, i, leaves, acc[i]);
 }
 
 MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {

@@ -13,27 +13,28 @@ typedef struct moe_beside_ {
   moe_ahead_ ahead, into;
   moe_rows_ rows;
   int64_t bytes, row, count; /* row: the next one */
-  int64_t tiles, due;
+  int64_t tiles, due;        /* due: `tiles` for every row that is to be fetched by now */
 } moe_beside_;
 
-/* A tile's share of the rows. */
+/* One tile on. Returns whether there is a step to take. */
+MOE_INLINE int moe_beside_next_(moe_beside_ *beside) {
+  beside->due += beside->count;
+  return beside->due >= beside->tiles || beside->ahead.block.at || beside->into.block.at;
+}
+
 MOE_INLINE void moe_beside_rows_(moe_beside_ *beside) {
-  for (beside->due += beside->count; beside->due >= beside->tiles && beside->row < beside->count;
-       beside->due -= beside->tiles) {
+  for (; beside->due >= beside->tiles && beside->row < beside->count; beside->due -= beside->tiles) {
     const char *row = moe_row_(&beside->rows, beside->row++);
     for (int64_t at = 0; at < beside->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
+  if (beside->row == beside->count) beside->count = beside->row = beside->due = 0;
 }
 
-MOE_INLINE int moe_beside_done_(const moe_beside_ *beside) {
-  return !beside->ahead.block.at && !beside->into.block.at && beside->row >= beside->count;
-}
-
-/* A tile's step: as moe_ahead_step_. Not inlined into every tile; and quick code copies words by words, as vectors are
-   not to be touched with their registers' upper halves in use. */
+/* The step: as moe_ahead_step_. Not inlined into every tile; and quick code copies words by words, as vectors are not
+   to be touched with their registers' upper halves in use. */
 MOE_QUICK_BEGIN
 MOE_FN __attribute__((noinline)) int64_t moe_beside_step_(moe_beside_ *beside, moe_fetch_ *fetch) {
-  if (beside->row < beside->count) moe_beside_rows_(beside);
+  moe_beside_rows_(beside);
   const int64_t fetches = moe_ahead_step_(&beside->ahead, fetch);
   return fetches ? fetches : moe_ahead_step_(&beside->into, fetch);
 }
@@ -110,7 +111,7 @@ MOE_INLINE void moe_tile_later_(const moe_tile_ *t, const moe_tile_at_ *at, cons
 /* What is to be fetched beside those at hand: a line that is there where nothing is. */
 MOE_INLINE void moe_tile_beside_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
   moe_fetch_ fetch = {(const char *)t->panel, t->k, 0, 0};
-  at->fetches = !t->beside || moe_beside_done_(t->beside) ? 0 : moe_beside_step_(t->beside, &fetch);
+  at->fetches = t->beside && moe_beside_next_(t->beside) ? moe_beside_step_(t->beside, &fetch) : 0;
   at->fetch = moe_fetch_begin_(&fetch);
   at->soon = at->rows > MOE_TILE_ROWS ? at->row + MOE_TILE_ROWS * pitch : t->soon;
   at->next = (const char *)(at->c + MOE_TILE_ROWS * MOE_PANEL);

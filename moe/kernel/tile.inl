@@ -67,10 +67,14 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *r
    sums are stored meanwhile: all stores at once would fill the queue that they wait in, and keep the next products
    out. */
 enum { MOE_K(tile_last) = MOE_K(tile_parts) == 1 ? 3 : 0, MOE_K(tile_last_rows) = 2 };
-MOE_INLINE void MOE_K(tile_finish)(int across, const char *row, const float *panel, int flush,
+MOE_INLINE void MOE_K(tile_finish)(const char *row, const float *panel, float *c, int flush,
                                    MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
-  MOE_OPAQUE_POINTER(row);
-  MOE_K(tile_pairs)(MOE_K(tile_last_rows), across, MOE_K(tile_last), row, panel, flush, acc);
+  MOE_UNROLL
+  for (int i = 0; i < MOE_TILE_ROWS; i += MOE_K(tile_last_rows), row += MOE_K(tile_last_rows) * MOE_PIECE_BYTES) {
+    MOE_OPAQUE_POINTER(row);
+    MOE_K(tile_pairs)(MOE_K(tile_last_rows), 0, MOE_K(tile_last), row, panel, flush, acc + i);
+    MOE_K(tile_end)(MOE_K(tile_last_rows), c + i * MOE_PANEL, acc + i);
+  }
 }
 
 MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *at, const char *row, int64_t col,
@@ -94,15 +98,8 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *
     MOE_OPAQUE_POINTER(row);
     MOE_K(tile_pairs)(rows, 0, 1, row, panel, flush, acc);
   }
-  if (!last) {
-    MOE_K(tile_end)(rows, c, acc);
-    return;
-  }
-  MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS; i += MOE_K(tile_last_rows)) {
-    MOE_K(tile_finish)(0, row + i * MOE_PIECE_BYTES, panel, flush, acc + i);
-    MOE_K(tile_end)(MOE_K(tile_last_rows), c + i * MOE_PANEL, acc + i);
-  }
+  if (last) MOE_K(tile_finish)(row, panel, c, flush, acc);
+  else MOE_K(tile_end)(rows, c, acc);
 }
 
 /* The rows at hand times the panel's columns from there on. */
@@ -128,18 +125,20 @@ MOE_INLINE void MOE_K(tile_elements)(const moe_tile_ *t, moe_tile_at_ *at, int f
     }
 }
 
+/* Where columns are walked in parts, the one copy of this. */
+MOE_FN void MOE_K(tile_rest)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from) {
+  MOE_K(tile_parts_from)(t, at, from, 0);
+}
+
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     if (MOE_W == 1) MOE_K(tile_elements)(t, &at, flush);
+    else if (MOE_K(tile_parts) > 1 && !flush) MOE_K(tile_rest)(t, &at, 0);
     else MOE_K(tile_parts_from)(t, &at, 0, flush);
   }
 }
 
-/* All columns but the first part's. */
-MOE_FN void MOE_K(tile_rest)(const moe_tile_ *t, moe_tile_at_ *at) {
-  MOE_K(tile_parts_from)(t, at, MOE_TILE_VECTORS * MOE_W, 0);
-}
 MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 
 #if MOE_BF16_BY_MODE
