@@ -27,6 +27,7 @@ MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at) {
   if (at->to && !t->past) t->store(at->to, t->to_stride, NULL, at->c, MOE_TILE_ROWS, MOE_PANEL);
 }
 
+/* The rows at hand, as soon as their sums are done. */
 MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t, moe_tile_at_ *at, int leaves) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const float *panel = (const float *)t->panel;

@@ -38,6 +38,6 @@ MOE_FN void MOE_KF(gather_tile)(const moe_tile_ *t) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     MOE_K(tile_fetch_share)(&at, 0);
     MOE_KF(gather_tile_columns)(t, &at);
-    if (MOE_K(tile_parts) > 1) MOE_K(tile_rest)(t, &at, MOE_TILE_VECTORS * MOE_W);
+    if (MOE_K(tile_parts) > 1) MOE_K(tile_in_parts)(t, &at, MOE_TILE_VECTORS * MOE_W);
   }
 }

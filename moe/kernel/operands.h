@@ -87,6 +87,7 @@ typedef struct moe_right_ {
 
 /* One part's columns of a panel. */
 MOE_FN int64_t moe_right_width_(const moe_right_ *right) { return right->parts == 2 ? MOE_PANEL / 2 : MOE_PANEL; }
+/* By constants: it is asked beside every panel. */
 MOE_FN int64_t moe_right_panels_(const moe_right_ *right) {
   return right->parts == 2 ? moe_ceil_div_(right->n, MOE_PANEL / 2) : moe_ceil_div_(right->n, MOE_PANEL);
 }
@@ -181,10 +182,10 @@ MOE_FN void moe_pack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, co
                       right->stride, k, right->n);
     return;
   }
+  const int64_t width = moe_right_width_(right);
   for (int64_t p = 0; p < right->parts; p++) {
     const moe_rows_ rows = {right->base[p] + from * right->stride, right->stride, NULL};
-    kernels->pack_rows[kind][right->dtype](panel, MOE_PANEL / right->parts * p, MOE_PANEL / right->parts, &rows, k,
-                                           right->n);
+    kernels->pack_rows[kind][right->dtype](panel, width * p, width, &rows, k, right->n);
   }
 }
 

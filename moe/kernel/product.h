@@ -131,13 +131,12 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
 MOE_FN void moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype);
-  piece->beside->row = piece->beside->count = 0;
+  piece->beside->row = piece->beside->count = piece->beside->due = 0;
   if (left->held || left->gather || piece->more == 0) return;
   piece->beside->rows = left->place;
   piece->beside->rows.base += (piece->from + piece->n) * size;
   piece->beside->bytes = piece->more * size;
   piece->beside->count = moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
-  piece->beside->due = 0;
 }
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */

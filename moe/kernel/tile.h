@@ -60,7 +60,7 @@ typedef struct moe_tile_ {
   int64_t stride, ahead;
   void *packed;
   /* For gather_tile, which takes whole MOE_TILE_ROWS: beside each the next ones are gathered, a piece apart, and those
-     behind are fetched, as far as there are any: `later` rows, the first brought to `gathered`. */
+     behind are fetched: later_rows of them from `later` on, the first of which is brought to `gathered`. */
   moe_rows_ later;
   int64_t later_rows;
   char *gathered;

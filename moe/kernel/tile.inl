@@ -125,8 +125,8 @@ MOE_INLINE void MOE_K(tile_elements)(const moe_tile_ *t, moe_tile_at_ *at, int f
     }
 }
 
-/* Where columns are walked in parts, the one copy of this. */
-MOE_FN void MOE_K(tile_rest)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from) {
+/* The one copy of this where columns are walked in parts, for the tile that gathers as well. */
+MOE_FN void MOE_K(tile_in_parts)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from) {
   MOE_K(tile_parts_from)(t, at, from, 0);
 }
 
@@ -134,7 +134,7 @@ MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     if (MOE_W == 1) MOE_K(tile_elements)(t, &at, flush);
-    else if (MOE_K(tile_parts) > 1 && !flush) MOE_K(tile_rest)(t, &at, 0);
+    else if (MOE_K(tile_parts) > 1 && !flush) MOE_K(tile_in_parts)(t, &at, 0);
     else MOE_K(tile_parts_from)(t, &at, 0, flush);
   }
 }
