@@ -29,7 +29,6 @@ MOE_EXACT_BEGIN
 #include "kernel/rows.h"
 #include "kernel/tile.h"
 #include "kernel/table.h"
-#include "kernel/reduce.h"
 #include "kernel/walk.h"
 
 /* --- one region per instruction set --- */

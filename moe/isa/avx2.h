@@ -27,6 +27,13 @@ MOE_INLINE __m256 moe_fma_onto_avx2(__m256 a, __m256 b, __m256 c) {
 }
 MOE_INLINE __m256 moe_fma_exact_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
+MOE_INLINE __m256 moe_power_avx2(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+MOE_INLINE __m256 moe_scalef_avx2(__m256 a, __m256 n) {
+  const __m256i all = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(all, 1);
+  return moe_mul_avx2(moe_mul_avx2(a, moe_power_avx2(half)), moe_power_avx2(_mm256_sub_epi32(all, half)));
+}
 MOE_INLINE __m256 moe_sqrt_avx2(__m256 a) { return _mm256_sqrt_ps(a); }
 MOE_INLINE __m256 moe_lt_avx2(__m256 a, __m256 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 MOE_INLINE __m256 moe_select_avx2(__m256 m, __m256 a, __m256 b) { return _mm256_blendv_ps(b, a, m); }
@@ -38,7 +45,6 @@ MOE_INLINE __m256i moe_andi_avx2(__m256i a, __m256i b) { return _mm256_and_si256
 MOE_INLINE __m256i moe_ori_avx2(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 MOE_INLINE __m256i moe_slli_avx2(__m256i a, int n) { return _mm256_slli_epi32(a, n); }
 MOE_INLINE __m256i moe_srli_avx2(__m256i a, int n) { return _mm256_srli_epi32(a, n); }
-MOE_INLINE __m256i moe_srai_avx2(__m256i a, int n) { return _mm256_srai_epi32(a, n); }
 MOE_INLINE __m256i moe_srav_avx2(__m256i a, __m256i n) { return _mm256_srav_epi32(a, n); }
 MOE_INLINE __m256i moe_sllv_avx2(__m256i a, __m256i n) { return _mm256_sllv_epi32(a, n); }
 MOE_INLINE __m256i moe_srlv_avx2(__m256i a, __m256i n) { return _mm256_srlv_epi32(a, n); }
@@ -77,6 +83,12 @@ MOE_INLINE __m256i moe_lanes_avx2(int64_t n) {
 }
 
 MOE_INLINE __m256 moe_load_avx2(const void *p) { return _mm256_loadu_ps((const float *)p); }
+MOE_INLINE float moe_sum8_avx2(__m256 x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+MOE_INLINE float moe_sum16_avx2(const float *x) { return moe_sum8_avx2(moe_load_avx2(x) + moe_load_avx2(x + 8)); }
 MOE_INLINE __m256 moe_loadn_avx2(const void *p, int64_t n) {
   return _mm256_maskload_ps((const float *)p, moe_lanes_avx2(n));
 }

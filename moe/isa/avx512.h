@@ -23,6 +23,7 @@ MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_f
 MOE_INLINE __m512 moe_fma_onto_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_exact_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
+MOE_INLINE __m512 moe_scalef_avx512(__m512 a, __m512 n) { return _mm512_scalef_ps(a, n); }
 MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }
 MOE_INLINE __mmask16 moe_lt_avx512(__m512 a, __m512 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 MOE_INLINE __m512 moe_select_avx512(__mmask16 m, __m512 a, __m512 b) { return _mm512_mask_blend_ps(m, b, a); }
@@ -34,7 +35,6 @@ MOE_INLINE __m512i moe_andi_avx512(__m512i a, __m512i b) { return _mm512_and_si5
 MOE_INLINE __m512i moe_ori_avx512(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 MOE_INLINE __m512i moe_slli_avx512(__m512i a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srli_avx512(__m512i a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
-MOE_INLINE __m512i moe_srai_avx512(__m512i a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 MOE_INLINE __m512i moe_srav_avx512(__m512i a, __m512i n) { return _mm512_srav_epi32(a, n); }
 MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_epi32(a, n); }
 MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
@@ -64,6 +64,7 @@ MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
 MOE_INLINE __mmask16 moe_lanes_avx512(int64_t n) { return (__mmask16)((1u << n) - 1u); }
 
 MOE_INLINE __m512 moe_load_avx512(const void *p) { return _mm512_loadu_ps(p); }
+MOE_INLINE float moe_sum16_avx512(const float *x) { return moe_sum16_avx2(x); }
 MOE_INLINE __m512 moe_loadn_avx512(const void *p, int64_t n) { return _mm512_maskz_loadu_ps(moe_lanes_avx512(n), p); }
 MOE_INLINE void moe_store_avx512(void *p, __m512 x) { _mm512_storeu_ps(p, x); }
 MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_storeu_ps(p, moe_lanes_avx512(n), x); }

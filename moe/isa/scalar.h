@@ -13,7 +13,7 @@
      set1 set1i add sub mul div fma sqrt      IEEE; fma(a,b,c) = a*b+c rounded once
      min max                         a < b ? a : b and a > b ? a : b: a NaN in b is returned
      lt select                       a < b; select(m,a,b) = m ? a : b
-     addi subi andi ori slli srli srai casti castf
+     addi subi andi ori slli srli casti castf
      sllv srlv srav                  the same shifts by lanes that are all the same
      anyi topi                       whether a bit is set; the largest, unsigned
      lti maxi selecti                a < b and the larger, signed; select for integers
@@ -36,6 +36,8 @@
                                      8, with the signs (bit 15) of as many others
      load2x8                         2W 8-bit words, sign-extended to 16 bits, two in a lane
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
+     scalef                          a*2^n rounded once, n whole, from -150 to 128; or both NaNs
+     sum16                           of 16 floats, i and i+8 added, then i and i+4, and so on
      fma_onto                        fma for sums that stay in registers: the result takes the place of c
      fma_exact                       fma where a*b is exact: it may be rounded
      fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
@@ -89,8 +91,7 @@ MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
 MOE_INLINE uint32_t moe_ori_scalar(uint32_t a, uint32_t b) { return a | b; }
 MOE_INLINE uint32_t moe_slli_scalar(uint32_t a, int n) { return a << n; }
 MOE_INLINE uint32_t moe_srli_scalar(uint32_t a, int n) { return a >> n; }
-MOE_INLINE uint32_t moe_srai_scalar(uint32_t a, int n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
-MOE_INLINE uint32_t moe_srav_scalar(uint32_t a, uint32_t n) { return moe_srai_scalar(a, (int)n); }
+MOE_INLINE uint32_t moe_srav_scalar(uint32_t a, uint32_t n) { return a >> n | (a >> 31 ? ~(0xffffffffu >> n) : 0u); }
 MOE_INLINE uint32_t moe_sllv_scalar(uint32_t a, uint32_t n) { return a << n; }
 MOE_INLINE uint32_t moe_srlv_scalar(uint32_t a, uint32_t n) { return a >> n; }
 MOE_INLINE uint32_t moe_mux_scalar(uint32_t m, uint32_t a, uint32_t b) { return (m & a) | (~m & b); }
@@ -109,6 +110,19 @@ MOE_INLINE uint32_t moe_lt2x16_scalar(uint32_t a, uint32_t b) {
 MOE_INLINE uint32_t moe_srl2x16_scalar(uint32_t a, int n) { return a >> n & (0xffffu >> n) * 0x00010001u; }
 MOE_INLINE uint32_t moe_lookup2x16_scalar(const uint8_t *table, uint32_t entry) {
   return table[entry & 15u] + ((uint32_t)table[entry >> 16 & 15u] << 16) + table[0] * 0x01000100u;
+}
+MOE_INLINE float moe_power_scalar(uint32_t n) { return moe_castf_scalar((n + 127u) << 23); }
+MOE_INLINE float moe_scalef_scalar(float a, float n) {
+  const float whole = 0x1.8p23f; /* its last place is 1: no conversion, which of a NaN is undefined */
+  const uint32_t all = moe_casti_scalar(n + whole) - moe_casti_scalar(whole), half = moe_srav_scalar(all, 1);
+  return moe_mul_scalar(moe_mul_scalar(a, moe_power_scalar(half)), moe_power_scalar(all - half));
+}
+MOE_INLINE float moe_sum16_scalar(const float *x) {
+  float sum[8];
+  for (int i = 0; i < 8; i++) sum[i] = x[i] + x[i + 8];
+  for (int apart = 4; apart > 0; apart /= 2)
+    for (int i = 0; i < apart; i++) sum[i] = sum[i] + sum[i + apart];
+  return sum[0];
 }
 MOE_INLINE int moe_lti_scalar(uint32_t a, uint32_t b) { return (a ^ 0x80000000u) < (b ^ 0x80000000u); }
 MOE_INLINE uint32_t moe_selecti_scalar(int m, uint32_t a, uint32_t b) { return m ? a : b; }

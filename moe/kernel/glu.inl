@@ -17,77 +17,94 @@ MOE_INLINE MOE_V(f) MOE_K(mask)(MOE_V(f) x, MOE_V(f) at, int upper_on, float upp
 /* What multiplies row r. */
 MOE_INLINE MOE_V(f) MOE_K(glu_scale)(const float *scale, int64_t r) { return MOE_V(set1)(scale ? scale[r] : 1.0f); }
 
-MOE_INLINE void MOE_K(glu_forward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
+/* Whether products are pre-activations as they are. */
+MOE_INLINE int MOE_K(glu_plain)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  return !rows->pre_scale && !rows->gate_bias && !rows->up_bias && !glu->clamp;
+}
+
+MOE_INLINE void MOE_K(glu_products_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
   const uint32_t on = glu->clamp;
-  const MOE_V(f) pre_scale = MOE_K(glu_scale)(rows->pre_scale, r), scale = MOE_K(glu_scale)(rows->scale, r);
+  const MOE_V(f) pre_scale = MOE_K(glu_scale)(rows->pre_scale, r);
   for (int64_t i = 0; i < rows->n; i += MOE_W) {
     const int64_t at = r * MOE_PANEL + i;
     MOE_V(f) u = MOE_V(mul)(MOE_V(load)(rows->up + at), pre_scale);
     if (rows->up_bias) u = MOE_V(add)(u, MOE_V(load)(rows->up_bias + i));
     u = MOE_K(clamp)(u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
     MOE_V(store)(rows->up + at, u);
-    if (!glu->skip_gate) {
-      MOE_V(f) g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
-      if (rows->gate_bias) g = MOE_V(add)(g, MOE_V(load)(rows->gate_bias + i));
-      g = MOE_K(clamp)(g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
-      MOE_V(store)(rows->gate + at, g);
-    }
-  }
-  float f[MOE_PANEL];
-  MOE_K(activations)(glu, (glu->skip_gate ? rows->up : rows->gate) + r * MOE_PANEL, rows->n, f, NULL);
-  for (int64_t i = 0; i < rows->n; i += MOE_W) {
-    const int64_t at = r * MOE_PANEL + i;
-    MOE_V(f) m = MOE_V(load)(f + i);
-    if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(MOE_V(load)(rows->up + at), MOE_V(set1)(glu->up_offset)));
-    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
+    if (glu->skip_gate) continue;
+    MOE_V(f) g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
+    if (rows->gate_bias) g = MOE_V(add)(g, MOE_V(load)(rows->gate_bias + i));
+    g = MOE_K(clamp)(g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+    MOE_V(store)(rows->gate + at, g);
   }
 }
 
-/* Columns at or beyond n take part in no sum: their dm is read as zero. */
-MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
-  const uint32_t on = glu->clamp;
-  float lanes[MOE_LANES] = {0}, f[MOE_PANEL], df[MOE_PANEL];
-  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
-  MOE_K(activations)(glu, (glu->skip_gate ? rows->up : rows->gate) + r * MOE_PANEL, rows->n, f, df);
-  for (int64_t i = 0; i < rows->n; i += MOE_W) {
-    const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_PANEL + i;
-    MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale), m;
-    const MOE_V(f) u = MOE_V(loadn)(rows->up + at, left), g = glu->skip_gate ? u : MOE_V(loadn)(rows->gate + at, left);
-    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i);
-    if (glu->skip_gate) {
-      m = a;
-      MOE_V(f) du = MOE_V(mul)(dm, slope);
-      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(rows->dup + at, du);
-    } else {
-      const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
-      m = MOE_V(mul)(a, v);
-      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope), du = MOE_V(mul)(dm, a);
-      dg = MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
-      MOE_V(store)(rows->dgate + at, dg);
-      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(rows->dup + at, du);
-    }
+/* m from the activations, in their place. */
+MOE_INLINE void MOE_K(glu_gate_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r), offset = MOE_V(set1)(glu->up_offset);
+  for (int64_t at = r * MOE_PANEL; at < r * MOE_PANEL + rows->n; at += MOE_W) {
+    MOE_V(f) m = MOE_V(load)(rows->m + at);
+    if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(MOE_V(load)(rows->up + at), offset));
     MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
-    MOE_V(f) sum = MOE_V(load)(lanes + i % MOE_LANES);
-    MOE_V(storen)(lanes + i % MOE_LANES, MOE_V(fma)(dm0, m, sum), left);
   }
-  return moe_reduce_lanes_(lanes);
 }
 
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
-  for (int64_t r = 0; r < rows->rows; r++) MOE_K(glu_forward_row)(glu, rows, r);
+  const int plain = MOE_K(glu_plain)(glu, rows);
+  for (int64_t r = 0; r < rows->rows && !plain; r++) MOE_K(glu_products_row)(glu, rows, r);
+  MOE_K(activations)(glu, glu->skip_gate ? rows->up : rows->gate, rows->rows, rows->n, rows->m, NULL);
+  for (int64_t r = 0; r < rows->rows; r++) MOE_K(glu_gate_row)(glu, rows, r);
 }
 
+/* f, df: the activations of a row and their slopes. Columns at or beyond n take part in no sum: their dm is read as
+   zero. */
+MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
+                                         const float *df) {
+  const uint32_t on = glu->clamp;
+  float lanes[MOE_LANES] = {0};
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_PANEL + i;
+    const MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale);
+    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
+    MOE_V(f) m = a, du;
+    if (glu->skip_gate) {
+      du = MOE_V(mul)(dm, slope);
+    } else {
+      const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
+      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope);
+      if (on & (MOE_CLAMP_GATE_UPPER | MOE_CLAMP_GATE_LOWER))
+        dg = MOE_K(mask)(dg, MOE_V(loadn)(rows->gate + at, left), on & MOE_CLAMP_GATE_UPPER, glu->gate_upper,
+                         on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+      MOE_V(store)(rows->dgate + at, dg);
+      m = MOE_V(mul)(a, v);
+      du = MOE_V(mul)(dm, a);
+    }
+    if (on & (MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER))
+      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+    MOE_V(store)(rows->dup + at, du);
+    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
+    MOE_K(chain)(lanes, i, dm0, m);
+  }
+  return MOE_V(sum16)(lanes);
+}
+
+enum { MOE_K(glu_rows) = 8 }; /* whose activations are found before they are used */
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
-  for (int64_t r = 0; r < rows->rows; r++) rows->dot[r] = MOE_K(glu_backward_row)(glu, rows, r);
+  float f[MOE_K(glu_rows) * MOE_PANEL], df[MOE_K(glu_rows) * MOE_PANEL];
+  const float *x = glu->skip_gate ? rows->up : rows->gate;
+  for (int64_t r = 0; r < rows->rows; r++) {
+    const int64_t at = r % MOE_K(glu_rows), some = moe_min_(MOE_K(glu_rows), rows->rows - r);
+    if (at == 0) MOE_K(activations)(glu, x + r * MOE_PANEL, some, rows->n, f, df);
+    rows->dot[r] = MOE_K(glu_backward_row)(glu, rows, r, f + at * MOE_PANEL, df + at * MOE_PANEL);
+  }
 }
 
 MOE_FN void MOE_K(activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n) {
   float f[MOE_PANEL], df[MOE_PANEL];
   for (int64_t from = 0; from < n; from += MOE_PANEL) {
     const int64_t to = moe_min_(n, from + MOE_PANEL);
-    MOE_K(activations)(glu, x + from, to - from, f, df);
+    MOE_K(activations)(glu, x + from, 1, to - from, f, df);
     for (int64_t i = from; i < to; i += MOE_W) {
       const int64_t left = moe_min_(to - i, MOE_W);
       if (y) MOE_V(storen)(y + i, MOE_V(canon)(MOE_V(load)(f + i - from)), left);

@@ -1,7 +1,7 @@
 /* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. MOE_MATH: inlined
    into loops of vectors; for vectors of one, calls, which compile faster. */
 
-/* e^x. x = n*ln2 + r, |r| <= ln2/2; e^r = 1 + r + r^2*q(r); 2^n in two factors so that results may be subnormal. */
+/* e^x. x = n*ln2 + r, |r| <= ln2/2; e^r = 1 + r + r^2*q(r). */
 MOE_MATH MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
   const float magic = 0x1.8p23f;
   x = MOE_V(max)(MOE_V(set1)(-104.0f), MOE_V(min)(MOE_V(set1)(89.0f), x));
@@ -16,10 +16,7 @@ MOE_MATH MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
   q = MOE_V(fma)(q, r, MOE_V(set1)(0x1.555554p-3f));
   q = MOE_V(fma)(q, r, MOE_V(set1)(0.5f));
   MOE_V(f) p = MOE_V(add)(MOE_V(fma)(MOE_V(mul)(r, r), q, r), MOE_V(set1)(1.0f));
-  MOE_V(i) power = MOE_V(subi)(MOE_V(casti)(shifted), MOE_V(casti)(MOE_V(set1)(magic)));
-  MOE_V(i) half = MOE_V(srai)(power, 1), rest = MOE_V(subi)(power, half);
-  p = MOE_V(mul)(p, MOE_V(castf)(MOE_V(slli)(MOE_V(addi)(half, MOE_V(set1i)(127u)), 23)));
-  return MOE_V(mul)(p, MOE_V(castf)(MOE_V(slli)(MOE_V(addi)(rest, MOE_V(set1i)(127u)), 23)));
+  return MOE_V(scalef)(p, n);
 }
 
 /* |x| */
@@ -69,4 +66,11 @@ MOE_MATH MOE_V(f) MOE_K(log1p)(MOE_V(f) y) {
   p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.9996a8p-2f));
   p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.555558p-1f));
   return MOE_V(fma)(MOE_V(mul)(p, u), s, MOE_V(add)(s, s));
+}
+
+/* On with the chains of a dot product (numeric contract 4) at column i. A zero beyond the last is not seen: at most the
+   sign of another changes, and sums begin at +0. */
+MOE_INLINE void MOE_K(chain)(float *lanes, int64_t i, MOE_V(f) a, MOE_V(f) b) {
+  float *lane = lanes + i % MOE_LANES;
+  MOE_V(store)(lane, MOE_V(fma)(a, b, MOE_V(load)(lane)));
 }

@@ -54,7 +54,7 @@ MOE_FN void MOE_K(scale_to_bf16)(float *panel, const float *scale, int64_t rows,
   }
 }
 
-/* Per 64 columns: 16 interleaved chains, added pairwise; the segments in order. */
+/* Numeric contract 4: per 64 columns 16 interleaved chains, added pairwise; the segments in order. */
 MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
   float sum = 0.0f;
   for (int64_t from = 0; from < n; from += MOE_PANEL) {
@@ -62,11 +62,9 @@ MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
     const int64_t to = moe_min_(n, from + MOE_PANEL);
     for (int64_t i = from; i < to; i += MOE_W) {
       const int64_t left = moe_min_(to - i, MOE_W);
-      float *lane = lanes + i % MOE_LANES;
-      MOE_V(f) v = MOE_V(fma)(MOE_V(loadn)(a + i, left), MOE_V(loadn)(b + i, left), MOE_V(load)(lane));
-      MOE_V(storen)(lane, v, left);
+      MOE_K(chain)(lanes, i, MOE_V(loadn)(a + i, left), MOE_V(loadn)(b + i, left));
     }
-    sum = sum + moe_reduce_lanes_(lanes);
+    sum = sum + MOE_V(sum16)(lanes);
   }
   return sum;
 }

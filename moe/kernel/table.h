@@ -7,6 +7,7 @@ enum {
   MOE_ROWS_MANY = 128,  /* with more, products of many panels fill the second-level cache */
   MOE_PANELS_LEAST = 8, /* panels of B beside each other with so many rows: they share what is gathered of A; */
   MOE_PANELS_WIDE = 20, /*   where there is room, up to so many */
+  MOE_LANES = 16,       /* chains of a dot product of two rows */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */

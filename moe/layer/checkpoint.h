@@ -26,14 +26,23 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
 }
 
+/* Whole vectors are turned where they lie. */
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t up, int64_t i0, int64_t n, float *x) {
   float columns[MOE_PANEL * MOE_PANEL];
+  const moe_kernels *kernels = &call->group.kernels;
   const moe_rows_ saved = {(const char *)checkpoint +
                                moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
-  call->group.kernels.load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
-  call->group.kernels.transpose_tile(x, MOE_SQUARE_, columns, MOE_SQUARE_, n, rows);
+  const int whole = n == MOE_PANEL && rows % (MOE_PANEL / 2) == 0;
+  if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
+    kernels->transpose_tile(x, MOE_SQUARE_, saved.base, saved.stride, n, rows);
+  } else if (whole && call->checkpoint_dtype == MOE_DTYPE_BF16 && kernels->turn_halves) {
+    kernels->turn_halves(x, saved.base, saved.stride, rows);
+  } else {
+    kernels->load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
+    kernels->transpose_tile(x, MOE_SQUARE_, columns, MOE_SQUARE_, n, rows);
+  }
 }
 
 typedef struct moe_blank_ {
