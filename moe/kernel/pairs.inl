@@ -54,45 +54,46 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 
 #include "across_tile.inl"
 
-/* What follows a pair of k: the next one, or the rows' ends, each as soon as its sums are done: stores in one block
-   would keep the products of the next tile waiting. */
-enum MOE_K(tile_then) { MOE_K(tile_goes_on), MOE_K(tile_ends), MOE_K(tile_leaves) };
-
-/* One pair of k, of rows a piece apart or, `across`, of a panel's columns. */
+/* One pair of k, of rows a piece apart or, `across`, of a panel's columns. If it is the last, each row ends as soon as
+   its sums are done (see tile_row_end): stores in one block would keep the products of the next tile waiting. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, int across, const char *row, const MOE_V(i) *b, const moe_tile_ *t,
-                                 const moe_tile_at_ *at, enum MOE_K(tile_then) then,
+                                 const moe_tile_at_ *at, int last, char *lines,
                                  MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     MOE_V(i) a = MOE_V(set1i)(moe_loadi_scalar(row + i * (across ? 4 : MOE_PIECE_BYTES)));
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) acc[i][j] = MOE_K(dot2)(a, b[j], acc[i][j]);
-    if (then != MOE_K(tile_goes_on)) MOE_K(tile_row_end)(t, at, i, then == MOE_K(tile_leaves), acc[i]);
+    if (last) MOE_K(tile_row_end)(t, at, i, lines, acc[i]);
   }
 }
 
 /* The same from a packed panel, while memory is fetched. */
 MOE_INLINE void MOE_K(tile_packed)(int rows, int across, const char *row, const uint32_t *panel, const moe_tile_ *t,
-                                   enum MOE_K(tile_then) then, moe_tile_at_ *at,
+                                   int last, char *lines, moe_tile_at_ *at,
                                    MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_V(i) b[MOE_PANEL / MOE_W];
   moe_tile_fetch_(at, 4, MOE_PIECE_BYTES);
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
-  MOE_K(tile_pair)(rows, across, row, b, t, at, then, acc);
+  MOE_K(tile_pair)(rows, across, row, b, t, at, last, lines, acc);
 }
 
-MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, int leaves, const moe_tile_ *t, moe_tile_at_ *at) {
+/* past: with `across`, the rows before, on their way. */
+MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, const moe_tile_ *t, moe_tile_at_ *at, char *lines,
+                                       moe_past_ *past) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
   const char *row = at->row;
   MOE_V(tile_begin)(rows, at->c, t->add, acc);
   for (int64_t p = (t->k + 1) / 2; p > 1; p--, row += across ? MOE_SQUARE_ : 4, panel += MOE_PANEL) {
+    if (across && past->left > 0) MOE_K(tile_line_past)(past);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_goes_on), at, acc);
+    MOE_K(tile_packed)(rows, across, row, panel, t, 0, NULL, at, acc);
   }
-  if (leaves && at->to && t->past) MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_leaves), at, acc);
-  else MOE_K(tile_packed)(rows, across, row, panel, t, MOE_K(tile_ends), at, acc);
+  if (across) MOE_K(tile_lines_past)(past);
+  if (across && lines) MOE_K(tile_packed)(rows, across, row, panel, t, 1, lines, at, acc);
+  else MOE_K(tile_packed)(rows, across, row, panel, t, 1, NULL, at, acc);
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
@@ -100,21 +101,24 @@ MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     switch (at.rows) {
       case 1:
-      case 2: MOE_K(tile_pairs_rows)(2, 0, 0, t, &at); break;
+      case 2: MOE_K(tile_pairs_rows)(2, 0, t, &at, NULL, NULL); break;
       case 3:
-      case 4: MOE_K(tile_pairs_rows)(4, 0, 0, t, &at); break;
-      default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 0, 0, t, &at); break;
+      case 4: MOE_K(tile_pairs_rows)(4, 0, t, &at, NULL, NULL); break;
+      default: MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 0, t, &at, NULL, NULL); break;
     }
   }
 }
 
 MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
+  MOE_LINE_ALIGNED char lines[MOE_TILE_ROWS * MOE_SQUARE_];
+  moe_past_ past = {0};
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
     moe_tile_beside_(t, 4, &at);
-    if (at.rows <= 4) MOE_K(tile_pairs_rows)(4, 1, 0, t, &at);
-    else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, 1, t, &at);
-    MOE_K(tile_store)(t, &at);
+    if (at.rows <= 4) MOE_K(tile_pairs_rows)(4, 1, t, &at, NULL, &past);
+    else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, t, &at, at.to && t->past ? lines : NULL, &past);
+    MOE_K(tile_store)(t, &at, lines, &past);
   }
+  MOE_K(tile_lines_past)(&past);
 }
 
 /* Like pack_tile.inl. */
@@ -140,7 +144,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
         __builtin_prefetch(even + stride + ahead, 0, 2);
       }
     }
-    MOE_K(tile_pair)(MOE_TILE_ROWS, 0, row, b, t, &at, MOE_K(tile_goes_on), acc);
+    MOE_K(tile_pair)(MOE_TILE_ROWS, 0, row, b, t, &at, 0, NULL, acc);
     src[0] += 2 * stride;
     src[1] += 2 * stride;
   }
@@ -163,7 +167,7 @@ MOE_INLINE void MOE_K(gather_tile_rows)(const moe_tile_ *t, moe_tile_at_ *at) {
         __builtin_prefetch(later[MOE_TILE_ROWS + i] + k, 0, 3);
       }
       MOE_OPAQUE_POINTER(row);
-      MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, MOE_K(tile_goes_on), at, acc);
+      MOE_K(tile_packed)(MOE_TILE_ROWS, 0, row, panel, t, 0, NULL, at, acc);
     }
   MOE_V(tile_end)(MOE_TILE_ROWS, at->c, acc);
 }

@@ -74,6 +74,29 @@ typedef struct moe_tile_ {
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 
+/* Rows of a tile that leave past the caches, a line at a time beside the next one's products: all at once they would
+   take up the places where misses of the first-level cache wait. */
+typedef struct moe_past_ {
+  const char *from;           /* the next line, and where it goes, */
+  char *to;
+  int64_t run, skip, in_row;  /* lines of a row, bytes to the next; lines that are left of this one */
+  int64_t left;               /* of all */
+} moe_past_;
+
+MOE_INLINE moe_past_ moe_past_begin_(const char *lines, char *to, int64_t stride, int64_t bytes) {
+  const moe_past_ past = {lines, to, bytes / 64, stride - bytes, bytes / 64, MOE_TILE_ROWS * (bytes / 64)};
+  return past;
+}
+
+MOE_INLINE void moe_past_move_(moe_past_ *past) {
+  past->from += 64;
+  past->to += 64;
+  past->left--;
+  if (--past->in_row > 0) return;
+  past->in_row = past->run;
+  past->to += past->skip;
+}
+
 /* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
 typedef struct moe_tile_at_ {
   const char *row;
