@@ -13,6 +13,7 @@ typedef struct moe_down_grad_ {
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
+  int past;                /* the last four leave past the caches */
   float *dot;              /* [rows, panels]: <dm, m> */
   char *bias_grad;         /* [E,2,I], or NULL */
   moe_dtype bias_dtype;
@@ -20,6 +21,15 @@ typedef struct moe_down_grad_ {
 } moe_down_grad_;
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
+
+/* Rows of one of these tensors, whose places have been fetched if they are not to leave past the caches. */
+MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
+                                 const float *x) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_kernels *kernels = &call->group.kernels;
+  if (stage->past) moe_leave_past_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
+  else kernels->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
+}
 
 /* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
    to the bias gradient. */
@@ -29,7 +39,7 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   const moe_kernels *kernels = &call->group.kernels;
   const int64_t stride = 2 * call->layer.I * call->inner_size;
   const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
-  kernels->store_rows[call->inner_dtype](stage->pre + at, stride, NULL, grad, glu->rows, glu->n);
+  moe_down_grad_store_(stage, stage->pre + at, stride, glu, grad);
   if (stage->bias_grad) kernels->add_rows(bias_sum + half * MOE_PANEL, NULL, grad, NULL, NULL, glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_PANEL]; /* whole groups: panels begin at multiples of 32 */
@@ -40,7 +50,7 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   if (!stage->scaled) return;
   for (int64_t i = 0; i < glu->rows; i++)
     kernels->scale_row(grad + i * MOE_PANEL, call->plan.affinity[row + i], glu->n);
-  kernels->store_rows[call->inner_dtype](stage->scaled + at, stride, NULL, grad, glu->rows, glu->n);
+  moe_down_grad_store_(stage, stage->scaled + at, stride, glu, grad);
 }
 
 /* Rows from `row` on, at most 64, whose dm is in glu->dm, and whose pre-activations are one run of the checkpoint. */
@@ -49,15 +59,17 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t row, int64_t
   const moe_blockwise_ *call = stage->call;
   const int64_t stride = call->layer.I * call->inner_size, panels = moe_down_grad_panels_(call);
   char *am = stage->am + row * stride + i0 * call->inner_size;
-  moe_fetch_to_write_(am, stride, NULL, glu->rows, glu->n * call->inner_size);
-  moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, NULL, 2 * glu->rows,
-                      glu->n * call->inner_size);
+  if (!stage->past) {
+    moe_fetch_to_write_(am, stride, NULL, glu->rows, glu->n * call->inner_size);
+    moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, NULL, 2 * glu->rows,
+                        glu->n * call->inner_size);
+  }
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
   moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels.glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_PANEL] = glu->dot[i];
-  call->group.kernels.store_rows[call->inner_dtype](am, stride, NULL, glu->m, glu->rows, glu->n);
+  moe_down_grad_store_(stage, am, stride, glu, glu->m);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }

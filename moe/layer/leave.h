@@ -33,6 +33,18 @@ MOE_FN void moe_leave_rows_(const moe_kernels *kernels, moe_dtype dtype, char *d
   }
 }
 
+/* store_rows past the caches. */
+MOE_FN void moe_leave_past_(const moe_kernels *kernels, moe_dtype dtype, char *dst, int64_t stride, const float *src,
+                            int64_t rows, int64_t n) {
+  const int64_t bytes = n * moe_dtype_bytes_(dtype);
+  for (int64_t i = 0, now; i < rows; i += now, src += now * MOE_PANEL) {
+    MOE_LINE_ALIGNED char piece[MOE_LEAVE_ROWS * MOE_SQUARE_];
+    now = moe_min_(rows - i, MOE_LEAVE_ROWS);
+    kernels->store_rows[dtype](piece, bytes, NULL, src, now, n);
+    for (int64_t r = 0; r < now; r++, dst += stride) kernels->copy_past(dst, piece + r * bytes, bytes);
+  }
+}
+
 /* Adds what is stored. */
 MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *stored, int64_t stride, moe_dtype dtype,
                             int64_t rows, int64_t n) {
