@@ -184,8 +184,7 @@ static void check_selection(const struct problem *whole, const int64_t *tokens, 
 }
 
 /* A problem whose tokens have nothing to do with each other: no capacity, nothing accumulated from outside. */
-static void open_independent(struct problem *p, uint64_t seed, moe_dtype dtype) {
-  struct problem_options o = problem_options_random(seed, dtype);
+static void open_independent(struct problem *p, struct problem_options o) {
   o.dropping = o.accumulate_output = o.device_output_shape = o.not_accumulating = o.empty_expert = 0;
   o.capacity = 0;
   o.accumulate = 0;
@@ -199,7 +198,7 @@ static void test_token_alone(void **state) {
   int64_t problems = test_cases(60, 4);
   for (int64_t i = 0; i < problems; i++) {
     struct problem p;
-    open_independent(&p, 20000 + (uint64_t)i, dtype);
+    open_independent(&p, problem_options_random(20000 + (uint64_t)i, dtype));
     for (int64_t t = 0; t < p.o.T; t++) check_selection(&p, &t, 1);
     problem_close(&p, NULL, NULL);
   }
@@ -211,11 +210,29 @@ static void test_permuted_tokens(void **state) {
   for (int64_t i = 0; i < problems; i++) {
     struct problem p;
     struct test_pool pool = {.seed = (uint64_t)i};
-    open_independent(&p, 30000 + (uint64_t)i, dtype);
+    open_independent(&p, problem_options_random(30000 + (uint64_t)i, dtype));
     int64_t *order = test_pool_order(&pool, p.o.T);
     assert_non_null(order);
     check_selection(&p, order, p.o.T);
     check_selection(&p, order, (p.o.T + 1) / 2); /* and half of them, in that order */
+    free(order);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
+/* Tokens are taken a chunk at a time, of a size that depends on how many there are and on the experts. */
+static void test_chunks(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  static const int64_t experts[] = {3, 40, 300}, most[] = {900, 1500, 4100};
+  for (int64_t i = 0; i < test_cases(9, 3); i++) {
+    struct problem_options o = problem_options_random(40000 + (uint64_t)i, dtype);
+    struct test_pool pool = {.seed = (uint64_t)i};
+    struct problem p;
+    o.T = 4500, o.H = 5, o.I = 3, o.E = experts[i % 3], o.K = 2, o.B = 64;
+    open_independent(&p, o);
+    int64_t *order = test_pool_order(&pool, p.o.T);
+    assert_non_null(order);
+    check_selection(&p, order, most[(i + i / 3) % 3]);
     free(order);
     problem_close(&p, NULL, NULL);
   }
@@ -282,7 +299,7 @@ static void test_caller_modes(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
-      EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens),
+      EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

@@ -11,7 +11,7 @@ enum {
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
-  MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice as many */
+  MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice that */
 };
 
 /* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */

@@ -93,7 +93,7 @@ MOE_FN void moe_combine_summands_(const moe_combine_ *stage, int64_t chunk, int6
   summands->rows = rows;
   summands->row = plan->order + at;
   for (int64_t i = 0; i < rows; i++) {
-    summands->token[i] = (int32_t)(plan->token[summands->row[i]] - chunk * MOE_CHUNK);
+    summands->token[i] = (int32_t)(plan->token[summands->row[i]] - chunk * plan->chunk_rows);
     summands->affinity[i] = plan->affinity[summands->row[i]];
   }
 }
@@ -157,7 +157,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_plan_ *plan = &call->plan;
   const moe_lane_ lane = moe_lane_at_(&call->group, turn, moe_combine_floats_(call, call->group.lanes));
   const moe_patch_ patch = moe_combine_patch_(call, item);
-  const int64_t t0 = patch.chunk * MOE_CHUNK, tokens = moe_min_(MOE_CHUNK, call->layer.T - t0),
+  const int64_t t0 = patch.chunk * plan->chunk_rows, tokens = moe_min_(plan->chunk_rows, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);

@@ -5,29 +5,39 @@
 #define MOE_LAYER_PLAN_H
 
 enum {
-  MOE_CHUNK = 1024
-}; /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, meant for L2 */
+  MOE_CHUNK = 1024,      /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, for L2; */
+  MOE_CHUNK_MOST = 4096, /* or up to so many, so that */
+  MOE_CHUNK_RUN_ = 128   /* an expert finds as many rows among them: every chunk reads all weights */
+};
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
-  int64_t chunk_rows;   /* tokens of a full chunk: MOE_CHUNK or, if less, T */
+  int64_t chunk_rows;   /* tokens of a full chunk or, if less, T */
   int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int32_t *token;       /* [rows] */
   int32_t *slot;        /* [rows]: block * B + row in the block */
   float *affinity;      /* [rows] */
   int32_t *run;         /* [rows]: which stretch of blocks of one expert, counted in block order */
   int32_t *run_expert;  /* [N] */
-  int32_t *order;       /* [rows]: rows by chunk of MOE_CHUNK tokens, in block order within a chunk */
+  int32_t *order;       /* [rows]: rows by chunk of tokens, in block order within a chunk */
   int64_t *chunk_first; /* [chunks+1] */
   uint8_t *used;        /* [N*B]: 1 for slots that are rows */
   int64_t *fill;        /* [E + chunks] working counters */
   int32_t *last;        /* [T] last slot of each token, when only that one counts */
 } moe_plan_;
 
+/* Tokens of a chunk. */
+MOE_FN int64_t moe_plan_chunk_(const moe_blockwise_layer *layer) {
+  const double rows = (double)layer->N * (double)layer->B / (double)moe_max_(1, layer->E); /* of an expert, at most */
+  int64_t chunk = MOE_CHUNK;
+  while (chunk < MOE_CHUNK_MOST && rows * (double)chunk < (double)MOE_CHUNK_RUN_ * (double)layer->T) chunk *= 2;
+  return moe_min_(chunk, layer->T);
+}
+
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
   const int64_t slots = moe_mul_(layer->N, layer->B);
-  plan->chunks = moe_ceil_div_(layer->T, MOE_CHUNK);
-  plan->chunk_rows = moe_min_(MOE_CHUNK, layer->T);
+  plan->chunk_rows = moe_plan_chunk_(layer);
+  plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_rows));
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
   plan->token = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
   plan->slot = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
@@ -93,7 +103,7 @@ MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
       if (plan->used[slot] && plan->last && plan->last[token] != slot) plan->used[slot] = 0;
       if (!plan->used[slot]) continue;
       by_expert[expert]++;
-      by_chunk[token / MOE_CHUNK]++;
+      by_chunk[token / plan->chunk_rows]++;
     }
   }
   moe_prefix_sums_(plan->first, by_expert, layer->E);
@@ -117,7 +127,7 @@ MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, c
     for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
       if (!plan->used[slot]) continue;
       const int32_t token = layer->token_position_to_id[slot];
-      const int64_t row = plan->first[expert] + by_expert[expert]++, chunk = token / MOE_CHUNK;
+      const int64_t row = plan->first[expert] + by_expert[expert]++, chunk = token / plan->chunk_rows;
       plan->token[row] = token;
       plan->slot[row] = (int32_t)slot;
       plan->run[row] = run;

@@ -109,6 +109,8 @@ struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int 
       {30, 5600, 4, 1, 1, 30},  {380, 1000, 5, 1, 1, 380},
       /* so many experts that the last ones' work is divided finer */
       {430, 24, 520, 24, 2, 36},
+      /* so many tokens and experts that chunks are longer */
+      {4200, 5, 3, 40, 2, 64},
   };
   struct problem_options o = problem_options_random(seed, dtype);
   const int64_t *s = shape[kind];
