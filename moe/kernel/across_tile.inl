@@ -6,7 +6,7 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, 
                                     const MOE_V(f) *sum) {
   const int64_t size = t->to_dtype == MOE_DTYPE_F32 ? 4 : 2;
   float *c = at->c + i * MOE_PANEL;
-  char *line = lines + i * MOE_PANEL * size;
+  char *line = lines ? lines + i * MOE_PANEL * size : NULL;
   if (!lines || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);

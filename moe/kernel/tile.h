@@ -77,10 +77,10 @@ typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 /* Rows of a tile that leave past the caches, a line at a time beside the next one's products: all at once they would
    take up the places where misses of the first-level cache wait. */
 typedef struct moe_past_ {
-  const char *from;           /* the next line, and where it goes, */
+  const char *from; /* the next line, and where it goes */
   char *to;
-  int64_t run, skip, in_row;  /* lines of a row, bytes to the next; lines that are left of this one */
-  int64_t left;               /* of all */
+  int64_t run, skip;    /* lines of a row; bytes from one to the next */
+  int64_t in_row, left; /* lines that are left of the row, and of all */
 } moe_past_;
 
 MOE_INLINE moe_past_ moe_past_begin_(const char *lines, char *to, int64_t stride, int64_t bytes) {
