@@ -13,7 +13,7 @@ typedef struct moe_down_grad_ {
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
-  int past;                /* the last four leave past the caches */
+  int past;                /* am, pre and scaled leave past the caches; not with rounded, which pre is read for */
   float *dot;              /* [rows, panels]: <dm, m> */
   char *bias_grad;         /* [E,2,I], or NULL */
   moe_dtype bias_dtype;
