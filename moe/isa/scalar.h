@@ -81,10 +81,13 @@ MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c
 MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) { return moe_fma_scalar(a, b, c); }
 MOE_INLINE float moe_fma_exact_scalar(float a, float b, float c) { return moe_mul_scalar(a, b) + c; }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
-MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b; }
+MOE_INLINE int moe_nan_scalar(float x) { return moe_casti_scalar(x) << 1 > 0xff000000u; }
+/* Where the rest of the program is compiled with -ffinite-math-only, gcc may take a NaN to be less, whatever the pragmas
+   say. */
+MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b && !moe_nan_scalar(a) && !moe_nan_scalar(b); }
 MOE_INLINE float moe_select_scalar(int m, float a, float b) { return m ? a : b; }
-MOE_INLINE float moe_min_scalar(float a, float b) { return a < b ? a : b; }
-MOE_INLINE float moe_max_scalar(float a, float b) { return a > b ? a : b; }
+MOE_INLINE float moe_min_scalar(float a, float b) { return moe_lt_scalar(a, b) ? a : b; }
+MOE_INLINE float moe_max_scalar(float a, float b) { return moe_lt_scalar(b, a) ? a : b; }
 MOE_INLINE uint32_t moe_addi_scalar(uint32_t a, uint32_t b) { return a + b; }
 MOE_INLINE uint32_t moe_subi_scalar(uint32_t a, uint32_t b) { return a - b; }
 MOE_INLINE uint32_t moe_andi_scalar(uint32_t a, uint32_t b) { return a & b; }
@@ -131,8 +134,7 @@ MOE_INLINE int moe_anyi_scalar(uint32_t a) { return a != 0; }
 MOE_INLINE uint32_t moe_maxi_scalar(uint32_t a, uint32_t b) { return moe_lti_scalar(a, b) ? b : a; }
 
 MOE_INLINE float moe_canon_scalar(float x) {
-  uint32_t bits = moe_casti_scalar(x);
-  return (bits & 0x7fffffffu) > 0x7f800000u ? moe_castf_scalar(0x7fc00000u) : x;
+  return moe_nan_scalar(x) ? moe_castf_scalar(0x7fc00000u) : x;
 }
 
 /* ------------------------------------------------------------------------------------------------------ conversions */

@@ -65,23 +65,24 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
   for (int64_t i = 0; i < rows->n; i += MOE_W) {
     const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_PANEL + i;
-    MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale), m;
-    const MOE_V(f) u = MOE_V(loadn)(rows->up + at, left), g = glu->skip_gate ? u : MOE_V(loadn)(rows->gate + at, left);
-    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i);
+    const MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale);
+    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
+    MOE_V(f) m = a, du;
     if (glu->skip_gate) {
-      m = a;
-      MOE_V(f) du = MOE_V(mul)(dm, slope);
-      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(rows->dup + at, du);
+      du = MOE_V(mul)(dm, slope);
     } else {
       const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
-      m = MOE_V(mul)(a, v);
-      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope), du = MOE_V(mul)(dm, a);
-      dg = MOE_K(mask)(dg, g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope);
+      if (on & (MOE_CLAMP_GATE_UPPER | MOE_CLAMP_GATE_LOWER))
+        dg = MOE_K(mask)(dg, MOE_V(loadn)(rows->gate + at, left), on & MOE_CLAMP_GATE_UPPER, glu->gate_upper,
+                         on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
       MOE_V(store)(rows->dgate + at, dg);
-      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
-      MOE_V(store)(rows->dup + at, du);
+      m = MOE_V(mul)(a, v);
+      du = MOE_V(mul)(dm, a);
     }
+    if (on & (MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER))
+      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+    MOE_V(store)(rows->dup + at, du);
     MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
     MOE_K(chain)(lanes, i, dm0, m);
   }
