@@ -25,8 +25,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "groups.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
-#include "pack_tile.inl"
-#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -48,8 +46,6 @@ MOE_QUICK_WIDE_BEGIN
 #endif
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
-#include "pack_tile.inl"
-#include "gather_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -67,7 +63,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "groups_by_float.inl"
 MOE_QUICK_END
 #if MOE_BF16_BY_MODE
-#include "pack_tile.inl"
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pair.inl"
 #include "stream.inl"
@@ -76,6 +71,11 @@ MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
+
+#if MOE_BF16_BY_MODE
+#include "pack_tile.inl"
+#include "gather_tile.inl"
+#endif
 
 MOE_QUICK_WIDE_BEGIN
 #if MOE_BF16_BY_MODE
@@ -130,13 +130,11 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE
-#define MOE_STREAM_KERNELS_(name, type, NAME)                                                \
-  t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);                      \
-  t->pack_tile[MOE_PANEL_F32][MOE_DTYPE_##NAME] = MOE_CAT(moe_pack_tile_##name##_, MOE_ISA);
+#define MOE_STREAM_KERNELS_(name, type, NAME) t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);
   MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
 #undef MOE_STREAM_KERNELS_
-  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_F32] = MOE_CAT(moe_gather_tile_f32_, MOE_ISA);
-  t->gather_tile[MOE_PANEL_F32][MOE_DTYPE_BF16] = MOE_CAT(moe_gather_tile_bf16_, MOE_ISA);
+  t->pack_tile[MOE_PANEL_F32] = MOE_K(pack_tile);
+  t->gather_tile[MOE_PANEL_F32] = MOE_K(gather_tile);
 #endif
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \

@@ -80,6 +80,28 @@ MOE_INLINE int64_t MOE_KF(from_halves)(char *to, const uint8_t *codes, const uin
 }
 
 #if MOE_BF16_BY_MODE
+/* A tile's columns of a row `offset` bytes on, half of a panel's at each of src, as pack_tile.inl takes them. */
+MOE_INLINE void MOE_KF(tile_load)(const char *const src[2], int64_t offset, int64_t ahead, MOE_V(f) *b) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_PANEL / 2;
+  MOE_UNROLL
+  for (int j = 0; j < MOE_TILE_VECTORS; j++) {
+    const char *from = src[j * MOE_W / half] + j * MOE_W % half * size + offset;
+    b[j] = MOE_VF(load)(from);
+    if (j * MOE_W * size % 64 == 0) __builtin_prefetch(from + ahead, 0, 2);
+  }
+}
+
+/* MOE_GATHER_K_ elements, of those from k on, of a row at `from`, and as many fetched at `behind`. */
+MOE_INLINE void MOE_KF(gather_elements)(char *to, const char *from, const char *behind, int64_t k) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  MOE_UNROLL
+  for (int64_t j = 0; j < MOE_GATHER_K_; j += MOE_W) {
+    const MOE_V(f) x = MOE_VF(load)(from + (k + j) * size);
+    MOE_V(store)(to + (k + j) * 4, x);
+    if (j * size % 64 == 0) __builtin_prefetch(behind + (k + j) * size, 0, 3);
+  }
+}
+
 /* A stream's next vectors, row by row (see tile.inl), from `src` on; whether that was done. */
 MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);

@@ -203,8 +203,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t, int dot) {
   t->tile[MOE_PRODUCT_BF16] = MOE_K(tile_pairs);
   t->bf16_by_mode = 0;
   t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
-  t->pack_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_tile_pairs);
-  t->gather_tile[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(gather_tile_pairs);
+  t->pack_tile[MOE_PANEL_PAIRS] = MOE_K(pack_tile_pairs);
+  t->gather_tile[MOE_PANEL_PAIRS] = MOE_K(gather_tile_pairs);
   t->across_tile[MOE_PANEL_PAIRS] = MOE_K(across_tile_pairs);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);

@@ -103,7 +103,7 @@ MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t t
 
 /* The tile that gathers k elements of the next rows, or NULL. */
 MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
-  return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]][m->left->dtype] : NULL;
+  return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]] : NULL;
 }
 
 /* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
@@ -121,6 +121,7 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   tile->later = moe_rows_from_(&m->left->place, i + MOE_TILE_ROWS);
   tile->later.base += piece->from * moe_dtype_bytes_(m->left->dtype);
   tile->later_rows = rest - MOE_TILE_ROWS;
+  tile->dtype = m->left->dtype;
   tile->gathered = piece->gathered + (i + MOE_TILE_ROWS) * piece->pitch;
   piece->ready = i + tile->rows + MOE_TILE_ROWS;
   return gathers;
@@ -141,7 +142,7 @@ MOE_FN void moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) 
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
 MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece) {
-  if (!m->kernels->pack_tile[m->kernels->panel[m->product]][one->dtype]) return 0;
+  if (!m->kernels->pack_tile[m->kernels->panel[m->product]]) return 0;
   return !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
          m->left->rows >= MOE_TILE_ROWS;
 }
@@ -153,6 +154,7 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
   const int64_t width = moe_right_width_(one) * moe_dtype_bytes_(one->dtype), last = moe_right_panels_(m->right) - 1;
   tile->base[0] = one->base[0] + piece->from * one->stride;
   tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride : tile->base[0] + width / 2;
+  tile->dtype = one->dtype;
   tile->stride = one->stride;
   tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
   tile->packed = m->piece;
@@ -208,7 +210,7 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
   tile->panel = m->piece;
   if (moe_packs_in_tile_(m, &one, piece)) {
     moe_tile_source_(m, &one, piece, p, tile);
-    return m->kernels->pack_tile[kind][one.dtype];
+    return m->kernels->pack_tile[kind];
   }
   moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
   return usual;

@@ -54,6 +54,7 @@ typedef struct moe_tile_ {
   int add;             /* 0: c starts at +0 */
   moe_beside_ *beside; /* or NULL */
   const char *soon;    /* rows that are multiplied after the last */
+  moe_dtype dtype;     /* of what pack_tile or gather_tile reads */
   /* For pack_tile, which takes MOE_TILE_ROWS and makes the panel on the way: columns [32p, 32p+32) of row k lie at
      base[p] + k*stride; what is packed next, `ahead` bytes on, is fetched. */
   const char *base[2];
