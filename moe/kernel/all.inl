@@ -24,12 +24,6 @@ MOE_QUICK_END
 MOE_QUICK_WIDE_BEGIN
 #include "groups.inl"
 MOE_QUICK_END
-#if MOE_BF16_BY_MODE
-MOE_QUICK_WIDE_BEGIN
-#include "stream_pair.inl"
-#include "stream.inl"
-MOE_QUICK_END
-#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
@@ -45,12 +39,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "groups_by_float.inl"
 #endif
 MOE_QUICK_END
-#if MOE_BF16_BY_MODE
-MOE_QUICK_WIDE_BEGIN
-#include "stream_pair.inl"
-#include "stream.inl"
-MOE_QUICK_END
-#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
@@ -62,12 +50,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "format.inl"
 #include "groups_by_float.inl"
 MOE_QUICK_END
-#if MOE_BF16_BY_MODE
-MOE_QUICK_WIDE_BEGIN
-#include "stream_pair.inl"
-#include "stream.inl"
-MOE_QUICK_END
-#endif
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
@@ -78,14 +60,6 @@ MOE_QUICK_END
 #endif
 
 MOE_QUICK_WIDE_BEGIN
-#if MOE_BF16_BY_MODE
-#define MOE_FORMAT fp8
-#define MOE_FORMAT_TYPE uint8_t
-#include "stream.inl"
-#undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#endif
-
 #include "words.inl"
 
 #define MOE_CODES_BITS 4
@@ -103,6 +77,19 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_CODES_BITS
 #undef MOE_SCALED
 #undef MOE_PLAIN
+
+#if MOE_BF16_BY_MODE
+MOE_QUICK_END
+#include "stream_pair.inl"
+#include "stream.inl"
+MOE_QUICK_WIDE_BEGIN
+#define MOE_CODES_BITS 4
+#include "stream_codes.inl"
+#undef MOE_CODES_BITS
+#define MOE_CODES_BITS 8
+#include "stream_codes.inl"
+#undef MOE_CODES_BITS
+#endif
 
 MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->piece_bytes[MOE_PANEL_F32] = MOE_PIECE_BYTES;
@@ -130,9 +117,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   MOE_DTYPE_LIST(MOE_FORMAT_KERNELS_)
 #undef MOE_FORMAT_KERNELS_
 #if MOE_BF16_BY_MODE
-#define MOE_STREAM_KERNELS_(name, type, NAME) t->stream[MOE_DTYPE_##NAME] = MOE_CAT(moe_stream_##name##_, MOE_ISA);
-  MOE_DTYPE_LIST(MOE_STREAM_KERNELS_)
-#undef MOE_STREAM_KERNELS_
+  t->stream = MOE_K(stream);
+  t->stream_fp8 = MOE_K(stream_fp8);
   t->pack_tile[MOE_PANEL_F32] = MOE_K(pack_tile);
   t->gather_tile[MOE_PANEL_F32] = MOE_K(gather_tile);
 #endif
@@ -143,7 +129,6 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->pack_codes_rows[i] = MOE_CAT(moe_pack_codes_rows_##bits##_, MOE_ISA);            \
   t->pack_codes_columns[i] = MOE_CAT(moe_pack_codes_columns_##bits##_, MOE_ISA);
 #if MOE_BF16_BY_MODE
-  t->stream_fp8 = MOE_CAT(moe_stream_fp8_, MOE_ISA);
   t->stream_codes[0] = MOE_CAT(moe_stream_codes_4_, MOE_ISA);
   t->stream_codes[1] = MOE_CAT(moe_stream_codes_8_, MOE_ISA);
 #endif

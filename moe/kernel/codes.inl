@@ -178,14 +178,6 @@ MOE_INLINE int MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE
   return !MOE_K(special_fp8)(outside);
 }
 
-MOE_INLINE int64_t MOE_K(stream_few_fp8)(const moe_stream_ *s) { return (void)s, 0; }
-
-MOE_INLINE void MOE_K(stream_row_fp8)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
-  int64_t i = 0;
-  for (; i + MOE_W <= n; i += MOE_W) MOE_V(store)(dst + i, MOE_K(fp8)(MOE_V(loadu8)(src + i), 0, s->format));
-  if (i < n) MOE_V(storen)(dst + i, MOE_K(fp8)(MOE_V(loadu8n)(src + i, n - i), 0, s->format), n - i);
-}
-
 /* All rows of a stream times the four codes in words of four vectors of columns, `pitch` apart, whose scale bytes, all
    plain, begin at bit `at` of `scales`. */
 MOE_FN void MOE_K(stream_fp8_words)(const moe_stream_ *s, const MOE_V(i) *words, int64_t pitch, const MOE_V(i) *scales,

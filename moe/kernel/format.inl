@@ -102,17 +102,29 @@ MOE_INLINE void MOE_KF(gather_elements)(char *to, const char *from, const char *
   }
 }
 
-/* A stream's next vectors, row by row (see tile.inl), from `src` on; whether that was done. */
-MOE_INLINE int MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
+/* A stream's next vectors, row by row (see tile.inl), from `src` on. */
+MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_UNROLL
   for (int i = 0; i < MOE_STREAM_VECTORS; i++)
     b[i] = MOE_VF(load)(src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W * size);
-  return 1;
 }
 
-MOE_INLINE void MOE_KF(stream_row)(const moe_stream_ *s, float *dst, const char *src, int64_t n) {
-  (void)s;
-  MOE_KF(load_one)(dst, src, n);
+/* Two rows of them (see stream_pair.inl). */
+MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, MOE_V(f) *above,
+                                         MOE_V(f) *below) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), stride = s->stride, ahead = s->ahead;
+  MOE_UNROLL
+  for (int i = 0; i < MOE_K(stream_wide) * (int)sizeof(MOE_FORMAT_TYPE); i += 64) {
+    __builtin_prefetch(src + ahead + i, 0, 2);
+    __builtin_prefetch(src + ahead + stride + i, 0, 2);
+    __builtin_prefetch(src + soon + i, 0, 3);
+    __builtin_prefetch(src + soon + stride + i, 0, 3);
+  }
+  MOE_UNROLL
+  for (int v = 0; v < MOE_K(stream_vectors); v++) {
+    below[v] = MOE_VF(load)(src + stride + v * MOE_W * size);
+    above[v] = MOE_VF(load)(src + v * MOE_W * size);
+  }
 }
 #endif

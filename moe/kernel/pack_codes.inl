@@ -1,7 +1,5 @@
 /* Rows of codes to and from float, and codes as f32 panels (see moe_codes_). Included for codes of 4 and of 8 bits. */
 
-#define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
-
 /* Codes [i, i+W) of a row of n. */
 MOE_INLINE MOE_V(i) MOE_KC(row_codes)(const uint8_t *row, int64_t i, int64_t n) {
   if (i >= n) return MOE_V(set1i)(0u);
@@ -162,9 +160,3 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
     }
   }
 }
-
-#if MOE_BF16_BY_MODE
-#include "stream_codes.inl"
-#endif
-
-#undef MOE_KC

@@ -1,7 +1,6 @@
 /* Codes as panels of bf16 pairs (see moe_codes_), which is what the f32 panel's upper halves would make. Included for
    codes of 4 and of 8 bits, beside pairs.inl; what needs more than the plain way goes through the f32 panel. */
 
-#define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
 #define MOE_VC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_VOCABULARY))
 
 /* W columns from `col` on, of up to a block of codes from `at` on, all codes of all kinds. */
@@ -88,5 +87,4 @@ MOE_FN void MOE_KC(pack_pairs_rows)(void *pairs, const moe_codes_ *c) {
   }
 }
 
-#undef MOE_KC
 #undef MOE_VC

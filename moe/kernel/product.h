@@ -56,9 +56,10 @@ typedef struct moe_operands_ {
    whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW) return 0;
-  if (right->format) return kernels->stream_fp8 != NULL;
-  if (right->unpack) return right->stream && left->keep && kernels->stream_codes[0];
-  return !right->panel && !right->transposed && kernels->stream[right->dtype] && left->rows <= MOE_ROWS_FEW_PLAIN;
+  if (!kernels->stream) return 0;
+  if (right->format) return 1;
+  if (right->unpack) return right->stream && left->keep;
+  return !right->panel && !right->transposed && left->rows <= MOE_ROWS_FEW_PLAIN;
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
@@ -267,6 +268,8 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     const int64_t run = right.parts * right.n * right.group / 32;
     moe_stream_ s = {0};
     s.format = right.format;
+    s.dtype = right.dtype;
+    s.size = right.group / 32;
     s.x = (const float *)(const void *)piece->gathered;
     s.x_stride = piece->pitch / 4;
     s.rows = left->rows;
@@ -278,7 +281,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     s.ahead = moe_max_(8, MOE_STREAM_AHEAD_ / run) * right.stride;
     s.c_stride = MOE_PRODUCTS_FLOATS_(left->rows);
     s.c = m->c + p * s.c_stride;
-    (right.format ? m->kernels->stream_fp8 : m->kernels->stream[right.dtype])(&s);
+    (right.format ? m->kernels->stream_fp8 : m->kernels->stream)(&s);
   }
 }
 

@@ -1,41 +1,73 @@
 /* A few rows times columns that are read once (see moe_stream_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. Included once per format, which provides stream_few (which may take
-   none), stream_load (which may decline) and stream_row. */
+   with all rows, whose sums wait in cache. One for codes, whose constants stay in registers, and one for all other
+   formats, like pack_tile.inl. */
+
+/* stream_deep rows of stream_wide columns as vectors, row by row; whether that was done. */
+MOE_INLINE int MOE_K(stream_load)(int codes, const moe_stream_ *s, const char *src, MOE_V(f) *b) {
+  if (codes) return MOE_K(stream_load_fp8)(s, src, b);
+  switch (s->dtype) {
+#define MOE_STREAM_LOAD_(name, type, NAME) \
+  case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_##name##_, MOE_ISA)(s, src, b); break;
+    MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
+#undef MOE_STREAM_LOAD_
+    default: break;
+  }
+  return 1;
+}
+
+/* k rows of n columns as floats, rows stream_wide apart. */
+MOE_INLINE void MOE_K(stream_rows)(const moe_stream_ *s, float *rows, const char *src, int64_t k, int64_t n) {
+  const moe_rows_ from = {src, s->stride, NULL};
+  switch (s->format ? MOE_DTYPE_COUNT_ : (int)s->dtype) {
+#define MOE_STREAM_ROWS_(name, type, NAME) \
+  case MOE_DTYPE_##NAME: MOE_CAT(moe_load_rows_##name##_, MOE_ISA)(rows, MOE_K(stream_wide), &from, k, n); break;
+    MOE_DTYPE_LIST(MOE_STREAM_ROWS_)
+#undef MOE_STREAM_ROWS_
+    default:
+      for (int64_t r = 0; r < k; r++, rows += MOE_K(stream_wide))
+        MOE_CAT(moe_load_codes_8_, MOE_ISA)(rows, (const uint8_t *)moe_row_(&from, r), n, s->format);
+  }
+}
 
 /* k rows of n columns, any. */
-MOE_FN void MOE_KF(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
+MOE_FN void MOE_K(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
   float rows[MOE_K(stream_deep) * MOE_K(stream_wide)];
   memset(rows, 0, sizeof rows);
-  for (int64_t r = 0; r < k; r++)
-    MOE_KF(stream_row)(s, rows + r * MOE_K(stream_wide), src + r * s->stride, n);
+  MOE_K(stream_rows)(s, rows, src, k, n);
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 
 /* stream_deep rows of stream_wide columns. What lies ahead of them is fetched into the second-level cache, which takes
    more at a time than the first. */
-MOE_INLINE void MOE_KF(stream_whole)(const moe_stream_ *s, const char *src, const float *x, float *c) {
+MOE_INLINE void MOE_K(stream_whole)(int codes, const moe_stream_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[MOE_STREAM_VECTORS];
-  const int plain = MOE_KF(stream_load)(s, src, b);
+  const int plain = MOE_K(stream_load)(codes, s, src, b);
   const char *ahead = src + s->ahead;
+  const int64_t run = MOE_K(stream_wide) * (codes ? 1 : s->size);
   MOE_UNROLL
   for (int q = 0; q < MOE_K(stream_deep); q++, ahead += s->stride)
-    for (int64_t i = 0; i < MOE_K(stream_wide) * (int64_t)sizeof(MOE_FORMAT_TYPE); i += 64)
-      __builtin_prefetch(ahead + i, 0, 2);
+    for (int64_t i = 0; i < run; i += 64) __builtin_prefetch(ahead + i, 0, 2);
   if (plain) MOE_K(stream_products)(s, MOE_K(stream_deep) / 2, MOE_K(stream_vectors), MOE_K(stream_deep), b, x, c);
-  else MOE_KF(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
+  else MOE_K(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
 }
 
-MOE_FN void MOE_KF(stream)(const moe_stream_ *s) {
-  const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep), size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+MOE_INLINE void MOE_K(stream_from)(int codes, const moe_stream_ *s, int64_t first) {
+  const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep);
   const int64_t width = MOE_PANEL / s->parts;
-  for (int64_t from = MOE_KF(stream_few)(s); from < s->k; from += deep)
+  for (int64_t from = first; from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++) {
       float *c = s->c + part * width;
       for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
         const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
-        const char *src = s->base[part] + from * s->stride + j * size;
-        if (k == deep && n == wide) MOE_KF(stream_whole)(s, src, s->x + from, c);
-        else MOE_KF(stream_rest)(s, src, k, n, s->x + from, c);
+        const char *src = s->base[part] + from * s->stride + j * s->size;
+        if (k == deep && n == wide) MOE_K(stream_whole)(codes, s, src, s->x + from, c);
+        else MOE_K(stream_rest)(s, src, k, n, s->x + from, c);
       }
     }
 }
+
+MOE_QUICK_WIDE_BEGIN
+MOE_FN void MOE_K(stream_fp8)(const moe_stream_ *s) { MOE_K(stream_from)(1, s, 0); }
+MOE_QUICK_END
+
+MOE_FN void MOE_K(stream)(const moe_stream_ *s) { MOE_K(stream_from)(0, s, MOE_K(stream_few)(s)); }

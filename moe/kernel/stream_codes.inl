@@ -61,8 +61,10 @@ MOE_FN void MOE_KC(stream_panel)(const moe_stream_ *s, const moe_codes_ *codes, 
   stream.parts = 1;
   stream.stride = MOE_PANEL * (int64_t)sizeof *panel;
   stream.n = MOE_PANEL;
+  stream.dtype = MOE_DTYPE_F32;
+  stream.size = (int64_t)sizeof *panel;
   stream.ahead = 0;
-  MOE_CAT(moe_stream_f32_, MOE_ISA)(&stream);
+  MOE_K(stream)(&stream);
 }
 
 /* Codes [at, at+MOE_KC(codes)) of all parts, if that many are there and their scales plain; if not, returns 0. */

@@ -1,13 +1,24 @@
 /* The streams of stream.inl for so few rows that memory takes longer: two rows of columns are read side by side from
    end to end, in the order that memory sends fastest. From the second-level cache they are fetched into the first, too:
-   products that wait for a load leave no room for the fetches behind it. Included once per format with a vector
-   load. */
+   products that wait for a load leave no room for the fetches behind it. Not for codes. */
+
+/* stream_wide columns of two rows; those `ahead` and `soon` are fetched. */
+MOE_INLINE void MOE_K(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, MOE_V(f) *above,
+                                        MOE_V(f) *below) {
+  switch (s->dtype) {
+#define MOE_STREAM_LOAD_(name, type, NAME) \
+  case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_pair_##name##_, MOE_ISA)(s, src, soon, above, below); break;
+    MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
+#undef MOE_STREAM_LOAD_
+    default: break;
+  }
+}
 
 /* The pair of elements from `from` on of each row times the two rows of columns, the odd one first. `rows` is
    s->rows; where it is known to be one, its elements stay in registers. */
-MOE_INLINE void MOE_KF(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t from) {
-  const int64_t wide = MOE_K(stream_wide), size = (int64_t)sizeof(MOE_FORMAT_TYPE), width = MOE_PANEL / s->parts;
-  const int64_t stride = s->stride, ahead = s->ahead, run = s->n * size;
+MOE_INLINE void MOE_K(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t from) {
+  const int64_t wide = MOE_K(stream_wide), size = s->size, width = MOE_PANEL / s->parts;
+  const int64_t stride = s->stride, run = s->n * size;
   const int64_t near = run <= 2 * MOE_STREAM_NEAR ? run : MOE_STREAM_NEAR;
   MOE_V(f) even = MOE_V(set1)(s->x[from]), odd = MOE_V(set1)(s->x[from + 1]);
   for (int64_t part = 0; part < s->parts; part++) {
@@ -16,19 +27,8 @@ MOE_INLINE void MOE_KF(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t 
     int64_t j = 0, soon = near; /* so many bytes on; behind a row's last ones, in the next two rows */
     for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
-        MOE_UNROLL
-        for (int i = 0; i < MOE_K(stream_wide) * (int)sizeof(MOE_FORMAT_TYPE); i += 64) {
-          __builtin_prefetch(src + ahead + i, 0, 2);
-          __builtin_prefetch(src + ahead + stride + i, 0, 2);
-          __builtin_prefetch(src + soon + i, 0, 3);
-          __builtin_prefetch(src + soon + stride + i, 0, 3);
-        }
         MOE_V(f) above[MOE_K(stream_vectors)], below[MOE_K(stream_vectors)];
-        MOE_UNROLL
-        for (int v = 0; v < MOE_K(stream_vectors); v++) {
-          below[v] = MOE_VF(load)(src + stride + v * MOE_W * size);
-          above[v] = MOE_VF(load)(src + v * MOE_W * size);
-        }
+        MOE_K(stream_load_pair)(s, src, soon, above, below);
         const float *x = s->x + from;
         float *sum = c;
         for (int64_t r = 0; r < rows; r++, x += s->x_stride, sum += MOE_PANEL) {
@@ -44,11 +44,11 @@ MOE_INLINE void MOE_KF(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t 
 }
 
 /* How many of the k rows of columns went so: all pairs, or none. */
-MOE_FN int64_t MOE_KF(stream_few)(const moe_stream_ *s) {
+MOE_FN int64_t MOE_K(stream_few)(const moe_stream_ *s) {
   int64_t from = 0;
   if (s->rows > MOE_STREAM_ROWS || s->n % MOE_K(stream_wide) != 0) return 0;
   for (; from + 2 <= s->k; from += 2)
-    if (s->rows == 1) MOE_KF(stream_pair)(1, s, from);
-    else MOE_KF(stream_pair)(s->rows, s, from);
+    if (s->rows == 1) MOE_K(stream_pair)(1, s, from);
+    else MOE_K(stream_pair)(s->rows, s, from);
   return from;
 }

@@ -114,7 +114,9 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
    elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
    + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_stream_ {
-  const moe_element_format_ *format; /* of codes */
+  const moe_element_format_ *format; /* of codes, or NULL: of dtype; */
+  moe_dtype dtype;
+  int64_t size;                      /*   bytes of an element */
   const float *x;                    /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
@@ -122,7 +124,6 @@ typedef struct moe_stream_ {
   float *c;
   int64_t c_stride;
 } moe_stream_;
-typedef void (*moe_stream_fn_)(const moe_stream_ *stream);
 
 /* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of
    it lie side by side in a panel. */
@@ -185,8 +186,9 @@ typedef struct moe_kernels {
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
-  moe_stream_fn_ stream[MOE_DTYPE_COUNT_];                        /* or NULL; bf16 products rely on the flushing mode */
-  moe_stream_fn_ stream_fp8;                                      /* columns of codes */
+  /* Of a dtype, of columns of codes; or NULL. bf16 products rely on the flushing mode. */
+  void (*stream)(const moe_stream_ *stream);
+  void (*stream_fp8)(const moe_stream_ *stream);
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
