@@ -269,6 +269,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     moe_stream_ s = {0};
     s.format = right.format;
     s.dtype = right.dtype;
+    s.load = m->kernels->load_rows[right.dtype];
     s.size = right.group / 32;
     s.x = (const float *)(const void *)piece->gathered;
     s.x_stride = piece->pitch / 4;

@@ -15,25 +15,14 @@ MOE_INLINE int MOE_K(stream_load)(int codes, const moe_stream_ *s, const char *s
   return 1;
 }
 
-/* k rows of n columns as floats, rows stream_wide apart. */
-MOE_INLINE void MOE_K(stream_rows)(const moe_stream_ *s, float *rows, const char *src, int64_t k, int64_t n) {
-  const moe_rows_ from = {src, s->stride, NULL};
-  switch (s->format ? MOE_DTYPE_COUNT_ : (int)s->dtype) {
-#define MOE_STREAM_ROWS_(name, type, NAME) \
-  case MOE_DTYPE_##NAME: MOE_CAT(moe_load_rows_##name##_, MOE_ISA)(rows, MOE_K(stream_wide), &from, k, n); break;
-    MOE_DTYPE_LIST(MOE_STREAM_ROWS_)
-#undef MOE_STREAM_ROWS_
-    default:
-      for (int64_t r = 0; r < k; r++, rows += MOE_K(stream_wide))
-        MOE_CAT(moe_load_codes_8_, MOE_ISA)(rows, (const uint8_t *)moe_row_(&from, r), n, s->format);
-  }
-}
-
 /* k rows of n columns, any. */
 MOE_FN void MOE_K(stream_rest)(const moe_stream_ *s, const char *src, int64_t k, int64_t n, const float *x, float *c) {
+  const moe_rows_ from = {src, s->stride, NULL};
   float rows[MOE_K(stream_deep) * MOE_K(stream_wide)];
   memset(rows, 0, sizeof rows);
-  MOE_K(stream_rows)(s, rows, src, k, n);
+  if (!s->format) s->load(rows, MOE_K(stream_wide), &from, k, n);
+  for (int64_t r = 0; r < k && s->format; r++)
+    MOE_CAT(moe_load_codes_8_, MOE_ISA)(rows + r * MOE_K(stream_wide), (const uint8_t *)moe_row_(&from, r), n, s->format);
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 

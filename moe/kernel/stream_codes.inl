@@ -61,7 +61,9 @@ MOE_FN void MOE_KC(stream_panel)(const moe_stream_ *s, const moe_codes_ *codes, 
   stream.parts = 1;
   stream.stride = MOE_PANEL * (int64_t)sizeof *panel;
   stream.n = MOE_PANEL;
+  stream.format = NULL;
   stream.dtype = MOE_DTYPE_F32;
+  stream.load = MOE_CAT(moe_load_rows_f32_, MOE_ISA);
   stream.size = (int64_t)sizeof *panel;
   stream.ahead = 0;
   MOE_K(stream)(&stream);

@@ -114,9 +114,10 @@ typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const
    elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
    + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_stream_ {
-  const moe_element_format_ *format; /* of codes, or NULL: of dtype; */
+  const moe_element_format_ *format; /* of codes, or NULL: of dtype, */
   moe_dtype dtype;
-  int64_t size;                      /*   bytes of an element */
+  moe_load_rows_fn_ load;            /*   and what loads those */
+  int64_t size;                      /* bytes of an element */
   const float *x;                    /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
