@@ -6,9 +6,9 @@ MOE_INLINE void MOE_K(gather_elements)(moe_dtype dtype, char *to, const char *fr
   switch (dtype) {
 #define MOE_GATHER_ELEMENTS_(name, type, NAME) \
   case MOE_DTYPE_##NAME: MOE_CAT(moe_gather_elements_##name##_, MOE_ISA)(to, from, behind, k); break;
-    MOE_DTYPE_LIST(MOE_GATHER_ELEMENTS_)
+    default:
+      MOE_DTYPE_LIST(MOE_GATHER_ELEMENTS_)
 #undef MOE_GATHER_ELEMENTS_
-    default: break;
   }
 }
 

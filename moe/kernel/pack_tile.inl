@@ -8,9 +8,9 @@ MOE_INLINE void MOE_K(tile_load)(moe_dtype dtype, const char *const src[2], int6
   switch (dtype) {
 #define MOE_TILE_LOAD_(name, type, NAME) \
   case MOE_DTYPE_##NAME: MOE_CAT(moe_tile_load_##name##_, MOE_ISA)(src, offset, ahead, b); break;
-    MOE_DTYPE_LIST(MOE_TILE_LOAD_)
+    default:
+      MOE_DTYPE_LIST(MOE_TILE_LOAD_)
 #undef MOE_TILE_LOAD_
-    default: break;
   }
 }
 

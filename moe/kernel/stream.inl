@@ -8,9 +8,9 @@ MOE_INLINE int MOE_K(stream_load)(int codes, const moe_stream_ *s, const char *s
   switch (s->dtype) {
 #define MOE_STREAM_LOAD_(name, type, NAME) \
   case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_##name##_, MOE_ISA)(s, src, b); break;
-    MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
+    default:
+      MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
 #undef MOE_STREAM_LOAD_
-    default: break;
   }
   return 1;
 }
@@ -22,7 +22,8 @@ MOE_FN void MOE_K(stream_rest)(const moe_stream_ *s, const char *src, int64_t k,
   memset(rows, 0, sizeof rows);
   if (!s->format) s->load(rows, MOE_K(stream_wide), &from, k, n);
   for (int64_t r = 0; r < k && s->format; r++)
-    MOE_CAT(moe_load_codes_8_, MOE_ISA)(rows + r * MOE_K(stream_wide), (const uint8_t *)moe_row_(&from, r), n, s->format);
+    MOE_CAT(moe_load_codes_8_, MOE_ISA)
+    (rows + r * MOE_K(stream_wide), (const uint8_t *)moe_row_(&from, r), n, s->format);
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 

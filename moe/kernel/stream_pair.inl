@@ -8,9 +8,9 @@ MOE_INLINE void MOE_K(stream_load_pair)(const moe_stream_ *s, const char *src, i
   switch (s->dtype) {
 #define MOE_STREAM_LOAD_(name, type, NAME) \
   case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_pair_##name##_, MOE_ISA)(s, src, soon, above, below); break;
-    MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
+    default:
+      MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
 #undef MOE_STREAM_LOAD_
-    default: break;
   }
 }
 
