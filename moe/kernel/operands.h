@@ -153,8 +153,9 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
     const int plain = paired || dtype == MOE_DTYPE_F32;
     char *to = (char *)panel + moe_panel_bytes_(kind, at);
     moe_rows_ columns = {src + at * size, stride, NULL};
-    if (!plain || left < step || n < MOE_PANEL) {
-      memset(rows, 0, sizeof rows);
+    const int whole = left == step && n == MOE_PANEL;
+    if (!plain || !whole) {
+      if (!whole) memset(rows, 0, sizeof rows);
       if (!plain) kernels->load_rows[dtype](rows, MOE_PANEL, &columns, n, left);
       for (int64_t i = 0; i < n && plain; i++)
         memcpy(rows + i * MOE_PANEL, moe_row_(&columns, i), (size_t)(left * size));
@@ -164,9 +165,9 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
       kernels->turn_halves((float *)(void *)to, columns.base, columns.stride, left);
       continue;
     }
-    char *whole = left < step ? (char *)turned : to;
-    kernels->transpose_tile(whole, MOE_SQUARE_, columns.base, columns.stride, MOE_PANEL, words);
-    if (whole != to) memcpy(to, turned, (size_t)(words * MOE_SQUARE_));
+    char *square = left < step ? (char *)turned : to;
+    kernels->transpose_tile(square, MOE_SQUARE_, columns.base, columns.stride, MOE_PANEL, words);
+    if (square != to) memcpy(to, turned, (size_t)(words * MOE_SQUARE_));
   }
 }
 
