@@ -2,7 +2,7 @@
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
    panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element
    is the upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles,
-   packing and bf16's halves). */
+   packing, bf16's halves and streams). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -145,7 +145,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->scale_to_bf16 = MOE_K(scale_to_bf16);
   t->copy_past = MOE_K(copy_past);
   t->transpose_tile = MOE_K(transpose_tile);
-  t->turn_halves = MOE_W > 1 ? MOE_K(turn_halves) : NULL;
+  t->turn_halves[MOE_DTYPE_BF16] = MOE_W > 1 ? MOE_K(turn_halves) : NULL;
+  t->turn_halves[MOE_DTYPE_FP16] = MOE_W > 1 ? MOE_K(turn_fp16) : NULL;
   t->dot = MOE_K(dot);
   t->exp_row = MOE_K(exp_row);
   t->score_row = MOE_K(score_row);

@@ -142,10 +142,10 @@ MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, 
 }
 
 /* A panel from n <= 64 columns, each of k elements side by side, `stride` bytes apart; the rest becomes zero. Elements
-   turn as words, so bf16 two at a time, in the order that pairs have. */
+   turn as words, so those of 2 bytes two at a time, in the order that pairs have. */
 MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel,
                               const char *src, int64_t stride, int64_t k, int64_t n) {
-  const int paired = dtype == MOE_DTYPE_BF16 && (kind == MOE_PANEL_PAIRS || kernels->turn_halves);
+  const int paired = kind == MOE_PANEL_PAIRS || kernels->turn_halves[dtype];
   const int64_t size = moe_dtype_bytes_(dtype), step = paired ? 2 * MOE_PANEL : MOE_PANEL;
   float rows[MOE_PANEL * MOE_PANEL], turned[MOE_PANEL * MOE_PANEL];
   for (int64_t at = 0; at < k; at += step) {
@@ -162,7 +162,7 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
       columns.base = (const char *)rows, columns.stride = MOE_SQUARE_;
     }
     if (paired && kind == MOE_PANEL_F32) {
-      kernels->turn_halves((float *)(void *)to, columns.base, columns.stride, left);
+      kernels->turn_halves[dtype]((float *)(void *)to, columns.base, columns.stride, left);
       continue;
     }
     char *square = left < step ? (char *)turned : to;

@@ -22,7 +22,7 @@ MOE_INLINE void MOE_K(pack_tile_columns)(const moe_tile_ *t, moe_tile_at_ *at, i
   const char *src[2] = {t->base[col / half] + col % half * moe_dtype_bytes_(t->dtype), t->base[1]};
   const char *row = t->row;
   float *c = t->c + col;
-  moe_dtype dtype = t->dtype;
+  const moe_dtype dtype = t->dtype;
   MOE_OPAQUE_POINTER(c);
   MOE_K(tile_begin)(MOE_TILE_ROWS, c, t->add, acc);
   for (int64_t p = t->k / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
@@ -30,7 +30,6 @@ MOE_INLINE void MOE_K(pack_tile_columns)(const moe_tile_ *t, moe_tile_at_ *at, i
     MOE_OPAQUE_POINTER(row);
     MOE_UNROLL
     for (int odd = 1; odd >= 0; odd--) {
-      MOE_OPAQUE_POINTER(dtype);
       MOE_K(tile_load)(dtype, src, odd * stride, ahead, b);
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);

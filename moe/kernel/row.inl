@@ -159,6 +159,28 @@ MOE_FN void MOE_K(turn_halves)(float *panel, const void *columns, int64_t stride
   MOE_K(turn)((char *)panel, 2 * MOE_SQUARE_, (const char *)columns, stride, MOE_PANEL, (k + 1) / 2, k);
 }
 
+/* The same of fp16: even and odd columns turn in a square each, whose halves, side by side, are rows of the panel. */
+MOE_FN void MOE_K(turn_fp16)(float *panel, const void *columns, int64_t stride, int64_t k) {
+  const MOE_V(i) upper = MOE_V(set1i)(0xffff0000u);
+  for (int64_t n = 0; n < MOE_PANEL; n += 2 * MOE_W)
+    for (int64_t at = 0; at < k; at += 2 * MOE_W) {
+      const char *from = (const char *)columns + n * stride + at * 2;
+      float *to = panel + at * MOE_PANEL + n;
+      MOE_V(i) even[MOE_W], odd[MOE_W], halves[2];
+      MOE_V(load_columns)(from, 2 * stride, even);
+      MOE_V(load_columns)(from + stride, 2 * stride, odd);
+      MOE_UNROLL
+      for (int r = 0; r < MOE_W; r++, to += 2 * MOE_PANEL) {
+        if (at + 2 * r >= k) break;
+        MOE_V(storei)(halves, MOE_V(mux)(MOE_V(set1i)(0xffffu), even[r], MOE_V(slli)(odd[r], 16)));
+        MOE_V(storei)(halves + 1, MOE_V(mux)(upper, odd[r], MOE_V(srli)(even[r], 16)));
+        for (int i = 0; i < 4; i++)
+          MOE_V(store)
+          (to + i / 2 * MOE_PANEL + i % 2 * MOE_W, MOE_V(load_fp16)((const char *)halves + i * 2 * MOE_W));
+      }
+    }
+}
+
 /* memcpy that neither fetches what the lines held before nor keeps what they hold then. */
 MOE_FN void MOE_K(copy_past)(void *dst, const void *src, int64_t bytes) {
   char *to = (char *)dst;

@@ -41,6 +41,7 @@ MOE_INLINE void MOE_K(stream_whole)(int codes, const moe_stream_ *s, const char 
   else MOE_K(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
 }
 
+/* All rows times the elements from `first` on. */
 MOE_INLINE void MOE_K(stream_from)(int codes, const moe_stream_ *s, int64_t first) {
   const int64_t wide = MOE_K(stream_wide), deep = MOE_K(stream_deep);
   const int64_t width = MOE_PANEL / s->parts;
@@ -56,7 +57,7 @@ MOE_INLINE void MOE_K(stream_from)(int codes, const moe_stream_ *s, int64_t firs
     }
 }
 
-MOE_QUICK_WIDE_BEGIN
+MOE_QUICK_WIDE_BEGIN /* it is the faster for it (measured) */
 MOE_FN void MOE_K(stream_fp8)(const moe_stream_ *s) { MOE_K(stream_from)(1, s, 0); }
 MOE_QUICK_END
 

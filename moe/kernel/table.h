@@ -208,8 +208,9 @@ typedef struct moe_kernels {
   void (*copy_past)(void *dst, const void *src, int64_t bytes);                   /* past the caches */
   /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
   void (*transpose_tile)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);
-  /* An f32 panel from 64 columns of k bf16 each, `stride` bytes apart, of which whole vectors are read; or NULL. */
-  void (*turn_halves)(float *panel, const void *columns, int64_t stride, int64_t k);
+  /* An f32 panel from 64 columns of k elements of 2 bytes each, `stride` bytes apart, of which whole vectors are read;
+     or NULL. */
+  void (*turn_halves[MOE_DTYPE_COUNT_])(float *panel, const void *columns, int64_t stride, int64_t k);
   float (*dot)(const float *a, const float *b, int64_t n);                        /* contract 4 */
   void (*exp_row)(float *y, const float *x, float shift, int64_t n);              /* y = exp(x - shift) */
   /* y = sigmoid or sqrt-softplus of x; dy: its derivative, or NULL */

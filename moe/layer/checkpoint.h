@@ -37,8 +37,8 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
   const int whole = n == MOE_PANEL && rows % (MOE_PANEL / 2) == 0;
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
     kernels->transpose_tile(x, MOE_SQUARE_, saved.base, saved.stride, n, rows);
-  } else if (whole && call->checkpoint_dtype == MOE_DTYPE_BF16 && kernels->turn_halves) {
-    kernels->turn_halves(x, saved.base, saved.stride, rows);
+  } else if (whole && kernels->turn_halves[call->checkpoint_dtype]) {
+    kernels->turn_halves[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
   } else {
     kernels->load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
     kernels->transpose_tile(x, MOE_SQUARE_, columns, MOE_SQUARE_, n, rows);
