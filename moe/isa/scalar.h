@@ -82,8 +82,8 @@ MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) { return moe_fma
 MOE_INLINE float moe_fma_exact_scalar(float a, float b, float c) { return moe_mul_scalar(a, b) + c; }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
 MOE_INLINE int moe_nan_scalar(float x) { return moe_casti_scalar(x) << 1 > 0xff000000u; }
-/* Where the rest of the program is compiled with -ffinite-math-only, gcc may take a NaN to be less, whatever the pragmas
-   say. */
+/* Where the rest of the program is compiled with -ffinite-math-only, gcc may take a NaN to be less, whatever the
+   pragmas say. */
 MOE_INLINE int moe_lt_scalar(float a, float b) { return a < b && !moe_nan_scalar(a) && !moe_nan_scalar(b); }
 MOE_INLINE float moe_select_scalar(int m, float a, float b) { return m ? a : b; }
 MOE_INLINE float moe_min_scalar(float a, float b) { return moe_lt_scalar(a, b) ? a : b; }

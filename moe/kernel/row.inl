@@ -169,7 +169,6 @@ MOE_FN void MOE_K(turn_fp16)(float *panel, const void *columns, int64_t stride, 
       MOE_V(i) even[MOE_W], odd[MOE_W], halves[2];
       MOE_V(load_columns)(from, 2 * stride, even);
       MOE_V(load_columns)(from + stride, 2 * stride, odd);
-      MOE_UNROLL
       for (int r = 0; r < MOE_W; r++, to += 2 * MOE_PANEL) {
         if (at + 2 * r >= k) break;
         MOE_V(storei)(halves, MOE_V(mux)(MOE_V(set1i)(0xffffu), even[r], MOE_V(slli)(odd[r], 16)));
