@@ -1,5 +1,5 @@
-/* What each storage format must provide: rows to and from float, and rows packed into f32 panels. Included once per
-   format. */
+/* What each storage format must provide: rows to and from float, rows packed into f32 panels, and its loads within the
+   tiles that pack and gather and within streams, which are one for all formats. Included once per format. */
 
 MOE_INLINE void MOE_KF(load_one)(float *dst, const char *src, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);

@@ -179,8 +179,9 @@ typedef struct moe_kernels {
                             const moe_element_format_ *format);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_];   /* or NULL; MOE_TILE_ROWS rows, an even k */
-  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* or NULL; multiples of these, MOE_GATHER_K_ k */
+  /* Of any dtype, of pairs bf16 only; or NULL. */
+  moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_];   /* MOE_TILE_ROWS rows, an even k */
+  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* multiples of these, MOE_GATHER_K_ k */
   /* The tile whose left operand is a panel, too, row i its column i, and whose sums can leave; or NULL. */
   moe_tile_fn_ across_tile[MOE_PANEL_KINDS_];
   /* If there are pairs: those of an f32 panel, of codes. */
