@@ -25,6 +25,8 @@ typedef struct moe_results_ {
   /* Takes panel p's products c, which it may change, as soon as they are whole; rounding is as everywhere. NULL: they
      stay. */
   void (*leave)(void *arg, int64_t p, float *c);
+  /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
+  moe_ahead_ (*reads)(void *arg, int64_t p);
   void *arg;
   /* Instead, where the left operand is a panel, or NULL: whole tiles of whole panels, of k > 0, leave for here within
      the tile, row i of panel p for to + i * to_stride, 64*p elements on (see moe_tile_); the rest stays. */
@@ -161,6 +163,12 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
   tile->packed = m->piece;
 }
 
+/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles, the second half of each
+   panel's. */
+MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+  return piece->more == 0 && m->results && m->results->reads;
+}
+
 /* What is fetched beside the `ahead_panels` panels from p on: as many of the following ones or, after the last, of the
    next piece, or what is read after this product. With panels that are in cache it is the left operand's next piece. */
 MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
@@ -175,7 +183,8 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
     *ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
   else
     *ahead = m->next ? *m->next : none;
-  moe_piece_pace_(m, ahead, moe_min_(count, panels - p) * (piece->beside->tiles / panels), piece->n);
+  const int64_t tiles = moe_min_(count, panels - p) * (piece->beside->tiles / panels);
+  moe_piece_pace_(m, ahead, moe_leave_ahead_(m, piece) ? moe_ceil_div_(tiles, 2) : tiles, piece->n);
 }
 
 /* Panel p's products leave, if they do: from the cache they are still in. */
@@ -342,6 +351,10 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
       if (p == ahead) {
         moe_piece_ahead_(m, &piece, p);
         ahead += piece.ahead_panels;
+      }
+      if (moe_leave_ahead_(m, &piece)) {
+        beside.into = m->results->reads(m->results->arg, p);
+        moe_piece_pace_(m, &beside.into, moe_ceil_div_(tiles, 2), piece.n);
       }
       moe_multiply_panel_(m, &piece, p);
       if (piece.more == 0) moe_leave_panel_(m, p);

@@ -118,6 +118,11 @@ MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
                       p->sum + p->within * MOE_BIAS_SUMS_);
 }
 
+MOE_FN moe_ahead_ moe_down_grad_reads_(const void *arg, const moe_products_ *p) {
+  const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
+  return moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_PANEL, p->n);
+}
+
 MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   for (int64_t p = 0; p < span.count; p++) {
@@ -135,6 +140,7 @@ MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   stage.left_dtype = call->dtype;
   stage.right = moe_down_grad_right_;
   stage.leave = moe_down_grad_leave_;
+  stage.reads = moe_down_grad_reads_;
   stage.sums = MOE_BIAS_SUMS_ALL_;
   stage.begin = moe_down_grad_begin_;
   stage.end = moe_down_grad_end_;

@@ -16,6 +16,7 @@ typedef struct moe_expert_stage_ {
   moe_dtype left_dtype;
   moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
   void (*leave)(void *arg, const moe_products_ *products);
+  moe_ahead_ (*reads)(const void *arg, const moe_products_ *products); /* (optional) What that reads; c is not known */
   int64_t sums; /* floats that an item keeps in `sum` */
   /* (optional) Before and after all rows of an item. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
@@ -48,15 +49,26 @@ typedef struct moe_expert_leaving_ {
   moe_products_ products; /* of the first panel */
 } moe_expert_leaving_;
 
-MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
-  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
+MOE_FN moe_products_ moe_expert_stage_products_(const moe_expert_leaving_ *leaving, int64_t p, float *c) {
   const int64_t width = moe_right_width_(leaving->right);
   moe_products_ products = leaving->products;
   products.panel += p;
   products.within += p;
   products.n = moe_min_(width, leaving->right->n - p * width);
   products.c = c;
+  return products;
+}
+
+MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
+  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
+  const moe_products_ products = moe_expert_stage_products_(leaving, p, c);
   leaving->stage->leave(leaving->stage->arg, &products);
+}
+
+MOE_FN moe_ahead_ moe_expert_stage_reads_(void *arg, int64_t p) {
+  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
+  const moe_products_ products = moe_expert_stage_products_(leaving, p, NULL);
+  return leaving->stage->reads(leaving->stage->arg, &products);
 }
 
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
@@ -68,7 +80,8 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
     const moe_right_ right = moe_right_part_(&all, panel, count);
     const moe_products_ products = {span->expert, first, left->rows, panel, panel - span->first, 0, NULL, lane->sum};
     moe_expert_leaving_ leaving = {stage, &right, products};
-    const moe_results_ results = moe_results_leave_(moe_expert_stage_leave_, &leaving);
+    moe_results_ results = moe_results_leave_(moe_expert_stage_leave_, &leaving);
+    if (stage->reads) results.reads = moe_expert_stage_reads_;
     moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, &results);
   }
 }
