@@ -33,11 +33,13 @@ MOE_INLINE void MOE_K(tile_lines_past)(moe_past_ *past) {
   while (past->left > 0) MOE_K(tile_line_past)(past);
 }
 
-/* What is not to leave past the caches is stored while it is in the first; of what is, a line will leave at a time. */
-MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, const char *lines, moe_past_ *past) {
+/* What is not to leave past the caches is stored while it is in the first; of what is, a line will leave at a time,
+   `round`: from sums that are in c. */
+MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, int round, char *lines, moe_past_ *past) {
+  const int64_t rows = moe_min_(at->rows, MOE_TILE_ROWS), bytes = MOE_PANEL * (t->to_dtype == MOE_DTYPE_F32 ? 4 : 2);
   if (!at->to) return;
-  if (t->past) *past = moe_past_begin_(lines, at->to, t->to_stride, MOE_PANEL * (t->to_dtype == MOE_DTYPE_F32 ? 4 : 2));
-  else t->store(at->to, t->to_stride, NULL, at->c, MOE_TILE_ROWS, MOE_PANEL);
+  if (!t->past || round) t->store(t->past ? lines : at->to, t->past ? bytes : t->to_stride, NULL, at->c, rows, MOE_PANEL);
+  if (t->past) *past = moe_past_begin_(lines, at->to, t->to_stride, rows, bytes);
 }
 
 /* The rows at hand; lines: NULL, or where they are to be left. */
@@ -64,7 +66,7 @@ MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
     moe_tile_beside_(t, 4, &at);
     if (at.rows <= 4) MOE_K(across_rows)(4, t, &at, NULL, &past);
     else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->past ? lines : NULL, &past);
-    MOE_K(tile_store)(t, &at, lines, &past);
+    MOE_K(tile_store)(t, &at, at.rows <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);
 }

@@ -116,7 +116,7 @@ MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
     moe_tile_beside_(t, 4, &at);
     if (at.rows <= 4) MOE_K(tile_pairs_rows)(4, 1, t, &at, NULL, &past);
     else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, t, &at, at.to && t->past ? lines : NULL, &past);
-    MOE_K(tile_store)(t, &at, lines, &past);
+    MOE_K(tile_store)(t, &at, at.rows <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);
 }

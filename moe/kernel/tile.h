@@ -65,8 +65,8 @@ typedef struct moe_tile_ {
   moe_rows_ later;
   int64_t later_rows;
   char *gathered;
-  /* For across_tile: where the sums of whole MOE_TILE_ROWS go instead of c, rounded, rows to_stride bytes apart;
-     `past`: past the caches, all on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
+  /* For across_tile: where the sums go instead of c, rounded, rows to_stride bytes apart; `past`: past the caches, all
+     on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
   char *to;
   int64_t to_stride;
   moe_dtype to_dtype;
@@ -84,8 +84,8 @@ typedef struct moe_past_ {
   int64_t in_row, left; /* lines that are left of the row, and of all */
 } moe_past_;
 
-MOE_INLINE moe_past_ moe_past_begin_(const char *lines, char *to, int64_t stride, int64_t bytes) {
-  const moe_past_ past = {lines, to, bytes / 64, stride - bytes, bytes / 64, MOE_TILE_ROWS * (bytes / 64)};
+MOE_INLINE moe_past_ moe_past_begin_(const char *lines, char *to, int64_t stride, int64_t rows, int64_t bytes) {
+  const moe_past_ past = {lines, to, bytes / 64, stride - bytes, bytes / 64, rows * (bytes / 64)};
   return past;
 }
 
@@ -114,7 +114,7 @@ MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
   at.row = t->row;
   at.rows = t->rows;
   at.c = t->c;
-  at.to = t->rows < MOE_TILE_ROWS ? NULL : t->to;
+  at.to = t->to;
   return at;
 }
 
@@ -123,7 +123,7 @@ MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *
   at->row += MOE_TILE_ROWS * pitch;
   at->rows -= MOE_TILE_ROWS;
   at->c += MOE_TILE_ROWS * MOE_PANEL;
-  at->to = at->to && at->rows >= MOE_TILE_ROWS ? at->to + MOE_TILE_ROWS * t->to_stride : NULL;
+  if (at->to) at->to += MOE_TILE_ROWS * t->to_stride;
 }
 
 /* Where the rows are that are gathered beside those at hand, and then those that are fetched. */

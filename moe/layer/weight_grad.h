@@ -140,12 +140,12 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
     memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
 
-/* How many of `rows` rows of dW leave within the tile, as long as a panel is whole. Sums of bf16 products have no
-   subnormals, which the tile takes bf16 not to have. */
-MOE_FN int64_t moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t expert, int64_t rows) {
+/* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
+   not to have. */
+MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t expert) {
   const int can = stage->group->kernels.across_tile[stage->group->panel] && !stage->accumulate && !stage->blank;
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
-  return can && fits && moe_group_rows_(stage->group, expert) > 0 ? rows / MOE_TILE_ROWS * MOE_TILE_ROWS : 0;
+  return can && fits && moe_group_rows_(stage->group, expert) > 0;
 }
 
 /* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
@@ -159,9 +159,8 @@ MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int64_t in_tile = moe_weight_grad_in_tile_(stage, expert, rows);
-  const int past = moe_weight_grad_past_(stage);
-  const int64_t unread = past ? in_tile : 0;
+  const int in_tile = moe_weight_grad_in_tile_(stage, expert), past = moe_weight_grad_past_(stage);
+  const int64_t unread = in_tile && past ? rows : 0;
   const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
   moe_results_ results = {0};
   results.into = &into;
@@ -172,9 +171,9 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
   for (int64_t j = 0; j < panels; j++) {
-    const int64_t at = n0 + j * MOE_PANEL, n = moe_min_(MOE_PANEL, stage->n - at), gone = n == MOE_PANEL ? in_tile : 0;
-    moe_weight_grad_store_(stage, expert, m0 + gone, rows - gone, at, n,
-                           lane->c + j * MOE_PRODUCTS_FLOATS_(rows) + gone * MOE_PANEL);
+    const int64_t at = n0 + j * MOE_PANEL, n = moe_min_(MOE_PANEL, stage->n - at);
+    if (in_tile && n == MOE_PANEL) continue;
+    moe_weight_grad_store_(stage, expert, m0, rows, at, n, lane->c + j * MOE_PRODUCTS_FLOATS_(rows));
   }
 }
 
