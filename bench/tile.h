@@ -7,7 +7,7 @@ enum {
   TILE_K = 128,
   TILE_RUN = 2 * MOE_TILE_ROWS, /* rows at a time */
   TILE_TURNS = 960,             /* a millisecond: bringing the operands in is to be nothing beside it */
-  TILE_PIECE = 1024 /* of a row: at least what any table has */
+  TILE_PIECE = 1024             /* of a row: at least what any table has */
 };
 
 typedef struct bench_tile {

@@ -4,9 +4,8 @@
 /* Row i's sums go to c or, to leave past the caches, rounded to `lines`; only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, int i, char *lines,
                                     const MOE_V(f) *sum) {
-  const int64_t size = t->to_dtype == MOE_DTYPE_F32 ? 4 : 2;
   float *c = at->c + i * MOE_PANEL;
-  char *line = lines ? lines + i * MOE_PANEL * size : NULL;
+  char *line = lines ? lines + i * moe_tile_to_bytes_(t) : NULL;
   if (!lines || MOE_V(any_nan4)(sum)) {
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
@@ -33,13 +32,17 @@ MOE_INLINE void MOE_K(tile_lines_past)(moe_past_ *past) {
   while (past->left > 0) MOE_K(tile_line_past)(past);
 }
 
-/* What is not to leave past the caches is stored while it is in the first; of what is, a line will leave at a time,
-   `round`: from sums that are in c. */
-MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, int round, char *lines, moe_past_ *past) {
-  const int64_t rows = moe_min_(at->rows, MOE_TILE_ROWS), bytes = MOE_PANEL * (t->to_dtype == MOE_DTYPE_F32 ? 4 : 2);
+/* What is not to leave past the caches is stored while it is in the first; of what is, a line will leave at a time. The
+   sums of a few rows are in c either way. */
+MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, int few, char *lines, moe_past_ *past) {
+  const int64_t rows = moe_min_(at->rows, MOE_TILE_ROWS), bytes = moe_tile_to_bytes_(t);
   if (!at->to) return;
-  if (!t->past || round) t->store(t->past ? lines : at->to, t->past ? bytes : t->to_stride, NULL, at->c, rows, MOE_PANEL);
-  if (t->past) *past = moe_past_begin_(lines, at->to, t->to_stride, rows, bytes);
+  if (t->past) {
+    if (few) t->store(lines, bytes, NULL, at->c, rows, MOE_PANEL);
+    *past = moe_past_begin_(lines, at->to, t->to_stride, rows, bytes);
+  } else {
+    t->store(at->to, t->to_stride, NULL, at->c, rows, MOE_PANEL);
+  }
 }
 
 /* The rows at hand; lines: NULL, or where they are to be left. */

@@ -28,8 +28,8 @@ typedef struct moe_results_ {
   /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
   moe_ahead_ (*reads)(void *arg, int64_t p);
   void *arg;
-  /* Instead, where the left operand is a panel, or NULL: whole panels, of k > 0, leave for here within the tile, row i of
-     panel p for to + i * to_stride, 64*p elements on (see moe_tile_); the rest stays. */
+  /* Instead, where the left operand is a panel, or NULL: whole panels, of k > 0, leave for here within the tile, row i
+     of panel p for to + i * to_stride, 64*p elements on (see moe_tile_); the rest stays. */
   char *to;
   int64_t to_stride;
   moe_dtype to_dtype;

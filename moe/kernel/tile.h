@@ -75,6 +75,9 @@ typedef struct moe_tile_ {
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 
+/* Bytes of a row of sums that leaves. */
+MOE_INLINE int64_t moe_tile_to_bytes_(const moe_tile_ *t) { return MOE_PANEL * (t->to_dtype == MOE_DTYPE_F32 ? 4 : 2); }
+
 /* Rows of a tile that leave past the caches, a line at a time beside the next one's products: all at once they would
    take up the places where misses of the first-level cache wait. */
 typedef struct moe_past_ {

@@ -45,16 +45,17 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
   }
 }
 
-/* The memory of columns [i0, i0+n), gate and up, of the block rows that begin at `row`: of whole blocks, as far as they
-   follow each other, or of the rest of one. */
+/* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of whole
+   blocks, as far as they follow each other, or of the rest of one. */
 MOE_FN moe_ahead_ moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                         int64_t i0, int64_t n) {
-  const int64_t B = call->layer.B, size = call->checkpoint_size, pitch = call->layer.I * B * size;
+  const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
-  const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, 0, i0) * size;
-  moe_ahead_ ahead = moe_ahead_rows_(at, at + pitch, NULL, B * size, n, moe_min_(rows, B - slot % B) * size);
-  if (whole) ahead.parts *= moe_min_(blocks, moe_ceil_div_(rows, B));
+  const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, skip, i0) * size;
+  moe_ahead_ ahead = moe_ahead_rows_(at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
+                                     moe_min_(rows, B - slot % B) * size);
+  ahead.parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
   return ahead;
 }
 
