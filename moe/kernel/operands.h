@@ -142,8 +142,7 @@ MOE_FN void moe_unpack_right_(const moe_kernels *kernels, moe_panel_kind_ kind, 
 }
 
 /* A panel from n <= 64 columns, each of k elements side by side, `stride` bytes apart; the rest becomes zero. Elements
-   turn as words, so those of 2 bytes two at a time, in the order that pairs have. Only bf16
-   becomes pairs. */
+   turn as words, so those of 2 bytes two at a time, in the order that pairs have. Only bf16 becomes pairs. */
 MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel,
                               const char *src, int64_t stride, int64_t k, int64_t n) {
   const int paired = kind == MOE_PANEL_PAIRS || kernels->turn_halves[dtype];

@@ -163,8 +163,8 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
   tile->packed = m->piece;
 }
 
-/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles, the second half of each
-   panel's. */
+/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next then
+   get half of the tiles each. */
 MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   return piece->more == 0 && m->results && m->results->reads;
 }

@@ -49,6 +49,7 @@ typedef struct moe_expert_leaving_ {
   moe_products_ products; /* of the first panel */
 } moe_expert_leaving_;
 
+/* Those of panel p; c may be unknown yet. */
 MOE_FN moe_products_ moe_expert_stage_products_(const moe_expert_leaving_ *leaving, int64_t p, float *c) {
   const int64_t width = moe_right_width_(leaving->right);
   moe_products_ products = leaving->products;
