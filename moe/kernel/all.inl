@@ -56,7 +56,7 @@ MOE_QUICK_END
 
 #if MOE_BF16_BY_MODE
 #include "pack_tile.inl"
-#include "gather_tile.inl"
+#include "prepare_tile.inl"
 #endif
 
 MOE_QUICK_WIDE_BEGIN
@@ -121,6 +121,9 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
   t->stream_fp8 = MOE_K(stream_fp8);
   t->pack_tile[MOE_PANEL_F32] = MOE_K(pack_tile);
   t->gather_tile[MOE_PANEL_F32] = MOE_K(gather_tile);
+#if MOE_TILE_ACROSS
+  t->turn_tile[MOE_PANEL_F32] = MOE_K(turn_tile);
+#endif
 #endif
 #define MOE_CODES_KERNELS_(i, bits)                                                   \
   t->load_codes[i] = MOE_CAT(moe_load_codes_##bits##_, MOE_ISA);                      \

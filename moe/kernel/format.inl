@@ -91,11 +91,11 @@ MOE_INLINE void MOE_KF(tile_load)(const char *const src[2], int64_t offset, int6
   }
 }
 
-/* MOE_GATHER_K_ elements, of those from k on, of a row at `from`, and as many fetched at `behind`. */
+/* MOE_PREPARE_K_ elements, of those from k on, of a row at `from`, and as many fetched at `behind`. */
 MOE_INLINE void MOE_KF(gather_elements)(char *to, const char *from, const char *behind, int64_t k) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_UNROLL
-  for (int64_t j = 0; j < MOE_GATHER_K_; j += MOE_W) {
+  for (int64_t j = 0; j < MOE_PREPARE_K_; j += MOE_W) {
     const MOE_V(f) x = MOE_VF(load)(from + (k + j) * size);
     MOE_V(store)(to + (k + j) * 4, x);
     if (j * size % 64 == 0) __builtin_prefetch(behind + (k + j) * size, 0, 3);

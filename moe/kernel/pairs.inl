@@ -151,7 +151,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
 }
 
-/* Like gather_tile.inl: copies a line of each of the next rows beside the products with as many k. */
+/* Like gather_tile: copies a line of each of the next rows beside the products with as many k. */
 MOE_INLINE void MOE_K(gather_tile_rows)(const moe_tile_ *t, moe_tile_at_ *at) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;

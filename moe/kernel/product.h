@@ -10,6 +10,7 @@ enum {
   MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
   MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
   MOE_PANELS_MOST = 128,     /* panels at a time, of however few rows */
+  MOE_TURN_AFTER_ = 5,       /* tiles beside which a panel is fetched before it turns */
   MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
@@ -49,7 +50,7 @@ typedef struct moe_operands_ {
   const moe_left_ *left;
   const moe_right_ *right;     /* at most moe_panels_at_once_ */
   float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows) */
-  char *piece; /* piece_bytes[kind] * MOE_PANEL bytes, unless both operands are as the tile takes them */
+  char *piece; /* moe_packing_bytes_, unless both operands are as the tile takes them */
   const moe_ahead_ *next;      /* what will be read after this product, or NULL */
   const moe_results_ *results; /* or NULL: the products stay in c */
 } moe_operands_;
@@ -83,12 +84,43 @@ MOE_FN void moe_gather_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t fr
   for (int64_t i = 0; i < rows && n % 2; i++) memset(to + i * pitch + n * size, 0, (size_t)size);
 }
 
+/* Where panels are packed: one after the other in the same place or, where the tiles of one turn the next, by turns. */
+typedef struct moe_packing_ {
+  char *here, *next; /* next: or NULL */
+  int64_t turned;    /* k of the panel here that the tiles before have turned; fp16 still to be converted */
+} moe_packing_;
+
+MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ kind) {
+  return kernels->piece_bytes[kind] * MOE_PANEL * (kernels->turn_tile[kind] ? 2 : 1);
+}
+
+/* Nothing but floats whose lower half is zero comes to where bf16 turns. */
+MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ kind) {
+  moe_packing_ packing = {m->piece, NULL, 0};
+  const int turns = m->right->transposed && !m->right->unpack && !m->left->across && m->kernels->turn_tile[kind];
+  if (!turns || m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
+  packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
+  if (m->right->dtype == MOE_DTYPE_BF16) memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
+  return packing;
+}
+
+/* On to the next panel, so many of whose k have turned. */
+MOE_FN void moe_packing_move_(moe_packing_ *packing, int64_t turned) {
+  char *here = packing->here;
+  packing->turned = turned;
+  if (turned == 0) return;
+  packing->here = packing->next;
+  packing->next = here;
+}
+
 /* A piece of k on its way: elements [from, from+n), then `more`. */
 typedef struct moe_piece_at_ {
   int64_t from, n, more;
   char *gathered; /* the rows, `pitch` bytes apart (of a panel, its columns) */
   int64_t pitch;
   moe_beside_ *beside;
+  moe_packing_ *packing;
+  int64_t turns;        /* tiles of the panel at hand that turn the next one */
   int64_t ahead_panels; /* see moe_piece_ahead_ */
   int64_t ready;        /* rows that are gathered */
 } moe_piece_at_;
@@ -106,7 +138,7 @@ MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t t
 
 /* The tile that gathers k elements of the next rows, or NULL. */
 MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
-  return k % MOE_GATHER_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]] : NULL;
+  return k % MOE_PREPARE_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]] : NULL;
 }
 
 /* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
@@ -128,6 +160,33 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   tile->gathered = piece->gathered + (i + MOE_TILE_ROWS) * piece->pitch;
   piece->ready = i + tile->rows + MOE_TILE_ROWS;
   return gathers;
+}
+
+/* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many quarters as
+   there are whole tiles left for. */
+MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  const int64_t then = p + 1 < moe_right_panels_(m->right) ? p + 1 : 0, k = then > 0 ? piece->n : piece->more;
+  const int gathers = p == 0 && !m->left->held && !m->left->gather;
+  const int64_t quarters = moe_min_(4, (m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_) / 4);
+  if (!piece->packing->next || gathers || k != piece->n || k % MOE_PREPARE_K_ != 0) return 0;
+  if ((then + 1) * MOE_PANEL > m->right->n || (m->right->dtype == MOE_DTYPE_FP16 && quarters < 4)) return 0;
+  return quarters * MOE_TURN_TILES_ / 4;
+}
+
+/* The same for turning: the last whole tiles do it, and the ordinary one multiplies the rows before and after. */
+MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
+                                   moe_tile_ *tile, moe_tile_fn_ multiply) {
+  const int64_t rest = m->left->rows - i, before = rest / MOE_TILE_ROWS - piece->turns;
+  const int here = p + 1 < moe_right_panels_(m->right);
+  if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
+  tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;
+  if (before > 0) return multiply;
+  const moe_right_ next = moe_right_part_(m->right, here ? p + 1 : 0, 1);
+  tile->base[0] = next.base[0] + (piece->from + (here ? 0 : piece->n)) * moe_dtype_bytes_(next.dtype);
+  tile->stride = next.stride;
+  tile->dtype = next.dtype;
+  tile->packed = piece->packing->next;
+  return m->kernels->turn_tile[m->kernels->panel[m->product]];
 }
 
 /* The rows whose next elements are fetched beside this piece's tiles: all, or those of the first three tiles, which no
@@ -160,7 +219,17 @@ MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, cons
   tile->dtype = one->dtype;
   tile->stride = one->stride;
   tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
-  tile->packed = m->piece;
+  tile->packed = piece->packing->here;
+}
+
+/* The same for one that has been turned, but is to be converted: in place. */
+MOE_FN void moe_tile_turned_(const moe_right_ *right, char *panel, moe_tile_ *tile) {
+  tile->base[0] = panel;
+  tile->base[1] = panel + MOE_PANEL / 2 * moe_dtype_bytes_(right->dtype);
+  tile->dtype = right->dtype;
+  tile->stride = MOE_SQUARE_;
+  tile->ahead = 0;
+  tile->packed = panel;
 }
 
 /* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next then
@@ -184,7 +253,8 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
   else
     *ahead = m->next ? *m->next : none;
   const int64_t tiles = moe_min_(count, panels - p) * (piece->beside->tiles / panels);
-  moe_piece_pace_(m, ahead, moe_leave_ahead_(m, piece) ? moe_ceil_div_(tiles, 2) : tiles, piece->n);
+  const int64_t before = tiles - piece->turns;
+  moe_piece_pace_(m, ahead, moe_leave_ahead_(m, piece) ? moe_min_(before, moe_ceil_div_(tiles, 2)) : before, piece->n);
 }
 
 /* Panel p's products leave, if they do: from the cache they are still in. */
@@ -217,16 +287,24 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
     return usual;
   }
   const moe_right_ one = moe_right_part_(m->right, p, 1);
-  tile->panel = m->piece;
+  const moe_packing_ *packing = piece->packing;
+  const int64_t turned = packing->turned;
+  tile->panel = packing->here;
+  if (turned > 0 && one.dtype == MOE_DTYPE_FP16) {
+    moe_tile_turned_(&one, packing->here, tile);
+    return m->kernels->pack_tile[kind];
+  }
   if (moe_packs_in_tile_(m, &one, piece)) {
     moe_tile_source_(m, &one, piece, p, tile);
     return m->kernels->pack_tile[kind];
   }
-  moe_pack_right_(m->kernels, kind, &one, piece->from, piece->n, m->piece);
+  if (turned < piece->n)
+    moe_pack_right_(m->kernels, kind, &one, piece->from + turned, piece->n - turned,
+                    packing->here + moe_panel_bytes_(kind, turned));
   return usual;
 }
 
-/* All rows times panel p: at once, but for tiles that pack or gather. */
+/* All rows times panel p: at once, but for tiles that pack, gather or turn. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_left_ *left = m->left;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
@@ -244,9 +322,11 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * piece->pitch;
     if (p == 0 && !left->held && !left->gather) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
+    else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
     tile.soon = tile.rows < rest ? tile.row + tile.rows * piece->pitch : piece->gathered;
     multiply(&tile);
   }
+  moe_packing_move_(piece->packing, piece->turns * piece->n / MOE_TURN_TILES_);
 }
 
 /* All rows times a right operand that unpacks itself. */
@@ -336,6 +416,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int64_t size = moe_piece_size_(m, kind), k = right->k, panels = moe_right_panels_(right);
   const int64_t tiles = moe_ceil_div_(left->rows, MOE_TILE_ROWS);
+  moe_packing_ packing = moe_packing_begin_(m, kind);
   moe_beside_ beside = {0};
   beside.tiles = panels * tiles;
   if (m->results && m->results->into) beside.into = *m->results->into;
@@ -344,10 +425,12 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
   for (int64_t from = 0; from < k; from += size) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
     piece.beside = &beside;
+    piece.packing = &packing;
     piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n, left->rows);
     moe_rows_ahead_(m, &piece);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
     for (int64_t p = 0, ahead = 0; p < panels; p++) {
+      piece.turns = moe_turns_(m, &piece, p);
       if (p == ahead) {
         moe_piece_ahead_(m, &piece, p);
         ahead += piece.ahead_panels;

@@ -181,7 +181,8 @@ typedef struct moe_kernels {
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
   /* Of any dtype, of pairs bf16 only; or NULL. */
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_];   /* MOE_TILE_ROWS rows, an even k */
-  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* multiples of these, MOE_GATHER_K_ k */
+  moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* multiples of these, MOE_PREPARE_K_ k */
+  moe_tile_fn_ turn_tile[MOE_PANEL_KINDS_];   /* the same */
   /* The tile whose left operand is a panel, too, row i its column i, and whose sums can leave; or NULL. */
   moe_tile_fn_ across_tile[MOE_PANEL_KINDS_];
   /* If there are pairs: those of an f32 panel, of codes. */

@@ -4,7 +4,9 @@
 
 enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
-  MOE_GATHER_K_ = 32 /* of which a tile gathers a multiple: whole lines of 2-byte elements; >= 4 * MOE_TILE_ROWS */
+  MOE_PREPARE_K_ = 32, /* beside a multiple of which a tile prepares: whole lines of 2-byte elements, >= 4 * MOE_TILE_ROWS */
+  MOE_TURN_TILES_ = 16, /* tiles, beside each pair of whose k an eighth of a line turns, turn a panel */
+  MOE_TURN_DEEP_ = 8
 };
 
 /* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one
@@ -54,12 +56,16 @@ typedef struct moe_tile_ {
   int add;             /* 0: c starts at +0 */
   moe_beside_ *beside; /* or NULL */
   const char *soon;    /* rows that are multiplied after the last */
-  moe_dtype dtype;     /* of what pack_tile or gather_tile reads */
+  moe_dtype dtype;     /* of what pack_tile, gather_tile or turn_tile reads */
   /* For pack_tile, which takes MOE_TILE_ROWS and makes the panel on the way: columns [32p, 32p+32) of row k lie at
      base[p] + k*stride; what is packed next, `ahead` bytes on, is fetched. */
   const char *base[2];
   int64_t stride, ahead;
   void *packed;
+  /* For turn_tile, which takes up to MOE_TURN_TILES_ whole MOE_TILE_ROWS: beside each, a quarter of k of a quarter of
+     the columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
+     `packed`, rows of a panel's length, as element n of that type or, bf16, as the upper half of float n, whose lower
+     half is zero already. */
   /* For gather_tile, which takes whole MOE_TILE_ROWS: beside each the next ones are gathered, a piece apart, and those
      behind are fetched: later_rows of them from `later` on, the first of which is brought to `gathered`. */
   moe_rows_ later;
@@ -133,6 +139,27 @@ MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *
 MOE_INLINE void moe_tile_later_(const moe_tile_ *t, const moe_tile_at_ *at, const char *row[2 * MOE_TILE_ROWS]) {
   const int64_t first = t->rows - at->rows, last = t->later_rows - 1;
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
+}
+
+/* Columns that turn beside the rows at hand: the next one, and where it goes. */
+typedef struct moe_turning_ {
+  const char *from;
+  char *to;
+  int64_t stride, step, size;
+} moe_turning_;
+
+MOE_INLINE moe_turning_ moe_turning_begin_(const moe_tile_ *t, const moe_tile_at_ *at) {
+  const int64_t tile = (t->rows - at->rows) / MOE_TILE_ROWS, k = tile / 4 * (t->k / 4), n = tile % 4 * (MOE_PANEL / 4);
+  const int64_t size = moe_dtype_bytes_(t->dtype), step = t->dtype == MOE_DTYPE_FP16 ? 2 : 4;
+  const moe_turning_ turning = {t->base[0] + n * t->stride + k * size,
+                                (char *)t->packed + k * MOE_SQUARE_ + n * step + (step - size), t->stride, step, size};
+  return turning;
+}
+
+/* On to the next k, after all columns. */
+MOE_INLINE void moe_turning_move_(moe_turning_ *turning) {
+  turning->from += MOE_TURN_DEEP_ * turning->size - MOE_PANEL / 4 * turning->stride;
+  turning->to += MOE_TURN_DEEP_ * MOE_SQUARE_ - MOE_PANEL / 4 * turning->step;
 }
 
 /* What is to be fetched beside those at hand: a line that is there where nothing is. */

@@ -56,7 +56,7 @@ MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15)
 /* One lane's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane = {0};
-  lane.piece = (char *)moe_take_(arena, group->kernels.piece_bytes[group->panel] * MOE_PANEL);
+  lane.piece = (char *)moe_take_(arena, moe_packing_bytes_(&group->kernels, group->panel));
   lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
   lane.c = (float *)moe_take_(arena, moe_mul_(group->room, 4));
   return lane;
