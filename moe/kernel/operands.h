@@ -206,12 +206,19 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                          (right->transposed ? k : right->n) * right->group / 32);
 }
 
-/* Elements of a piece, of so many rows. Up to `rows_short`, where packing is a good part of the work, it is half as
+/* Elements of a piece at most, of so many rows. Up to `rows_short`, where packing is a good part of the work, it is half as
    long: what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast as
    it is used, and sums move half as often. */
-MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
+MOE_FN int64_t moe_piece_most_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
   const int64_t whole = kernels->piece_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
   return rows <= kernels->rows_short[kind] ? whole / 2 : whole;
+}
+
+/* Elements of a piece of k, as equal ones as what tiles prepare allows: a short one would hide neither the sums that it
+   moves nor what leaves beside it. */
+MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows, int64_t k) {
+  const int64_t most = moe_piece_most_(kernels, kind, rows);
+  return moe_min_(most, moe_ceil_div_(moe_part_(moe_max_(1, k), most), MOE_PREPARE_K_) * MOE_PREPARE_K_);
 }
 
 /* Of how many panels k elements are fetched ahead, to be multiplied with so many rows: what the second-level cache
@@ -231,7 +238,7 @@ MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kin
 MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
                                    int64_t rows) {
   const moe_panel_kind_ kind = kernels->panel[product];
-  const int64_t k = moe_min_(moe_piece_(kernels, kind, rows), right->k);
+  const int64_t k = moe_min_(moe_piece_(kernels, kind, rows, right->k), right->k);
   const moe_right_ first = moe_right_part_(right, 0, moe_panels_ahead_(kernels, kind, right, k, rows));
   return moe_right_ahead_(kind, &first, 0, k);
 }

@@ -127,7 +127,7 @@ typedef struct moe_piece_at_ {
 
 /* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
 MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
-  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows);
+  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows, m->right->k);
 }
 
 /* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */

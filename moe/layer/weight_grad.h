@@ -186,7 +186,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
     moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), y + j * bytes);
   }
   const moe_right_ right = moe_right_packed_(y, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
-  const int64_t piece = moe_min_(k, moe_piece_(&stage->group->kernels, stage->group->panel, MOE_ROWS_MAX));
+  const int64_t piece = moe_min_(k, moe_piece_(&stage->group->kernels, stage->group->panel, MOE_ROWS_MAX, k));
   for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
     const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0);
     const moe_left_ then = moe_weight_grad_left_(
