@@ -166,9 +166,12 @@ static const grouped_fn grouped_call[][3] = {{NULL, NULL, NULL},
 
 typedef moe_status (*grouped_size_fn)(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
 
-static const grouped_size_fn weight_grad_size[] = {NULL,
-#define TEST_ROW_(name, type, NAME) moe_grouped_gemm_dw_##name##_workspace_size,
-                                                   MOE_DTYPE_LIST(TEST_ROW_)
+static const grouped_size_fn grouped_size[][3] = {
+    {NULL, NULL, NULL},
+#define TEST_ROW_(name, type, NAME)                                                         \
+  {moe_grouped_gemm_##name##_workspace_size, moe_grouped_gemm_dx_##name##_workspace_size,   \
+   moe_grouped_gemm_dw_##name##_workspace_size},
+    MOE_DTYPE_LIST(TEST_ROW_)
 #undef TEST_ROW_
 };
 
@@ -243,43 +246,71 @@ static void fill_bits(test_tensor *tensor, uint64_t *rng, int64_t columns) {
   }
 }
 
+/* The results of one operation, 0 (Y) to 2 (dW), of every instruction set are scalar's, to the bit, and the workspace is
+   used to its end at most. */
+static void check_bits(moe_dtype dtype, int op, moe_grouped_gemm_args *a, moe_dtype result, int64_t count) {
+  static const char *const names[] = {"Y", "dX", "dW"};
+  moe_context ctx = {.allocate = test_allocate, .release = test_release};
+  test_tensor want = test_tensor_new(result, count), room = test_tensor_new(result, count + 32);
+  test_tensor got = want; /* from where a line begins */
+  got.data = (char *)room.data + (-(uintptr_t)room.data & 63);
+  for (int isa = 0; isa < TEST_ISA_COUNT; ++isa) {
+    if (!test_use_isa(isa)) continue;
+    void *to = isa == MOE_ISA_SCALAR ? want.data : memset(got.data, 0x5a, test_tensor_bytes(&got));
+    *(op == 0 ? &a->Y : op == 1 ? &a->dX : &a->dW) = to;
+    assert_int_equal(grouped_size[dtype][op](&ctx, a, &a->workspace_bytes), MOE_OK);
+    struct guarded workspace = guard_alloc(a->workspace_bytes, GUARD_AFTER);
+    assert_non_null(a->workspace = workspace.data);
+    if (grouped_call[dtype][op](&ctx, a) != MOE_OK) fail_msg("%s", ctx.message);
+    guard_free(&workspace);
+    const int64_t differs = isa == MOE_ISA_SCALAR ? -1 : test_tensor_differs(&want, &got);
+    if (differs >= 0)
+      fail_msg("%s[%lld] of N=%lld K=%lld differs from scalar, %s of %s, isa %s", names[op], (long long)differs,
+               (long long)a->N, (long long)a->K, test_dtype_name(result), test_dtype_name(dtype),
+               moe_isa_name((moe_isa)isa));
+  }
+  test_use_best_isa();
+  test_tensor_free(&want), test_tensor_free(&room);
+}
+
 /* dW leaves by several ways, of which only some see a NaN: whole tiles and rests of them, whole panels and narrow ones,
    lines that begin where rows do and others, experts with no row, a few, and more than a piece; panels of y that fill
-   the workspace to its end. To the bit. */
+   the workspace to its end. */
 static void test_weight_grad_bits(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t sides[][2] = {{6, 64}, {70, 64}, {64, 72}, {11, 128}, {130, 160}, {6, 448}};
   int32_t sizes[] = {0, 1, 7, 530, 12};
   for (size_t n = 0; n < 3 * sizeof sides / sizeof *sides; ++n) {
     uint64_t rng = test_case_seed(test_seed(1), n);
-    moe_context ctx = {.allocate = test_allocate, .release = test_release};
     moe_grouped_gemm_args a = {
         .num_tokens = 550, .topk = 1, .E = 5, .N = sides[n / 3][0], .K = sides[n / 3][1], .m_sizes = sizes};
     a.weight_grad_dtype = (moe_dtype)(MOE_DTYPE_DEFAULT + 1 + n % 3);
-    test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K),
-                dy = test_tensor_new(x.dtype, a.num_tokens * a.N);
-    test_tensor want = test_tensor_new(a.weight_grad_dtype, a.E * a.N * a.K),
-                room = test_tensor_new(want.dtype, want.count + 32);
-    test_tensor got = want; /* from where a line begins */
-    got.data = (char *)room.data + (-(uintptr_t)room.data & 63);
+    test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K), dy = test_tensor_new(dtype, a.num_tokens * a.N);
     fill_bits(&x, &rng, a.K), fill_bits(&dy, &rng, a.N);
     a.X = x.data, a.dY = dy.data;
-    for (int isa = 0; isa < TEST_ISA_COUNT; ++isa) {
-      if (!test_use_isa(isa)) continue;
-      a.dW = isa == MOE_ISA_SCALAR ? want.data : memset(got.data, 0x5a, test_tensor_bytes(&got));
-      assert_int_equal(weight_grad_size[dtype](&ctx, &a, &a.workspace_bytes), MOE_OK);
-      struct guarded workspace = guard_alloc(a.workspace_bytes, GUARD_AFTER);
-      assert_non_null(a.workspace = workspace.data);
-      if (grouped_call[dtype][2](&ctx, &a) != MOE_OK) fail_msg("%s", ctx.message);
-      guard_free(&workspace);
-      const int64_t differs = isa == MOE_ISA_SCALAR ? -1 : test_tensor_differs(&want, &got);
-      if (differs >= 0)
-        fail_msg("dW[%lld] of N=%lld K=%lld weight_grad_dtype=%d differs from scalar, isa %s", (long long)differs,
-                 (long long)a.N, (long long)a.K, (int)a.weight_grad_dtype, moe_isa_name((moe_isa)isa));
-    }
-    test_use_best_isa();
-    test_tensor *all[] = {&x, &dy, &want, &room};
-    for (size_t i = 0; i < sizeof all / sizeof *all; ++i) test_tensor_free(all[i]);
+    check_bits(dtype, 2, &a, a.weight_grad_dtype, a.E * a.N * a.K);
+    test_tensor_free(&x), test_tensor_free(&dy);
+  }
+}
+
+/* Weights whose columns turn into a panel beside the tiles of the panel before: of as many rows as there are tiles for
+   none of it, a quarter, half and all, and then some; of one piece, of several of one length, and of a last one that is
+   shorter. Nothing is read behind them. */
+static void test_turning_bits(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  static const int64_t sides[][2] = {{200, 64}, {192, 160}, {256, 288}, {130, 300}, {320, 258}, {1480, 192}};
+  int32_t sizes[] = {53, 54, 0, 83, 126, 131};
+  for (size_t n = 0; n < sizeof sides / sizeof *sides; ++n) {
+    uint64_t rng = test_case_seed(test_seed(1), n);
+    moe_grouped_gemm_args a = {
+        .num_tokens = 447, .topk = 1, .E = 6, .N = sides[n][0], .K = sides[n][1], .m_sizes = sizes};
+    test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K), w = test_tensor_new(dtype, a.E * a.N * a.K);
+    struct guarded weights = guard_alloc(test_tensor_bytes(&w), GUARD_AFTER);
+    fill_bits(&x, &rng, a.K), fill_bits(&w, &rng, a.K);
+    a.X = x.data, a.W = memcpy(weights.data, w.data, test_tensor_bytes(&w));
+    check_bits(dtype, 0, &a, dtype, a.num_tokens * a.N);
+    guard_free(&weights);
+    test_tensor_free(&x), test_tensor_free(&w);
   }
 }
 
@@ -416,7 +447,8 @@ static void test_packed_layer(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact),    cmocka_unit_test(test_row_counts),
-                                     EACH_DTYPE(test_weight_grad_bits),       cmocka_unit_test(test_packed_checks),
+                                     EACH_DTYPE(test_weight_grad_bits),       EACH_DTYPE(test_turning_bits),
+                                     cmocka_unit_test(test_packed_checks),
                                      cmocka_unit_test(test_bad_arguments),    cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }
