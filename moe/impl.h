@@ -104,6 +104,7 @@ MOE_TARGET_END
 MOE_QUICK_BEGIN
 
 #include "kernel/operands.h"
+#include "kernel/piece.h"
 #include "kernel/product.h"
 
 #include "layer/leave.h"

@@ -246,8 +246,8 @@ static void fill_bits(test_tensor *tensor, uint64_t *rng, int64_t columns) {
   }
 }
 
-/* The results of one operation, 0 (Y) to 2 (dW), of every instruction set are scalar's, to the bit, and the workspace is
-   used to its end at most. */
+/* The results of one operation, 0 (Y) to 2 (dW), are scalar's with every instruction set, to the bit, and the workspace
+   is used to its end at most. */
 static void check_bits(moe_dtype dtype, int op, moe_grouped_gemm_args *a, moe_dtype result, int64_t count) {
   static const char *const names[] = {"Y", "dX", "dW"};
   moe_context ctx = {.allocate = test_allocate, .release = test_release};

@@ -206,9 +206,9 @@ MOE_FN moe_ahead_ moe_right_ahead_(moe_panel_kind_ kind, const moe_right_ *right
                          (right->transposed ? k : right->n) * right->group / 32);
 }
 
-/* Elements of a piece at most, of so many rows. Up to `rows_short`, where packing is a good part of the work, it is half as
-   long: what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast as
-   it is used, and sums move half as often. */
+/* Elements of a piece at most, of so many rows. Up to `rows_short`, where packing is a good part of the work, half as
+   many: what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast
+   as it is used, and sums move half as often. */
 MOE_FN int64_t moe_piece_most_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
   const int64_t whole = kernels->piece_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
   return rows <= kernels->rows_short[kind] ? whole / 2 : whole;

@@ -1,7 +1,8 @@
 /* Tiles that prepare what is multiplied next, beside their products: loads, conversions and stores hide behind those.
    One for all formats, like pack_tile.inl. */
 
-/* Of the next rows, as many elements become floats, side by side, as there are k beside the first of a tile's columns. */
+/* Of the next rows, as many elements become floats, side by side, as there are k beside the first of a tile's
+   columns. */
 MOE_INLINE void MOE_K(gather_elements)(moe_dtype dtype, char *to, const char *from, const char *behind, int64_t k) {
   switch (dtype) {
 #define MOE_GATHER_ELEMENTS_(name, type, NAME) \

@@ -4,9 +4,10 @@
 
 enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
-  MOE_PREPARE_K_ = 32, /* beside a multiple of which a tile prepares: whole lines of 2-byte elements, >= 4 * MOE_TILE_ROWS */
-  MOE_TURN_TILES_ = 16, /* tiles, beside each pair of whose k an eighth of a line turns, turn a panel */
-  MOE_TURN_DEEP_ = 8
+  MOE_PREPARE_K_ = 32,  /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
+                           4 * MOE_TILE_ROWS or more */
+  MOE_TURN_TILES_ = 16, /* tiles turn a panel: */
+  MOE_TURN_DEEP_ = 8    /*   beside every pair of k so many elements of a column */
 };
 
 /* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one

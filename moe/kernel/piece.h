@@ -1,0 +1,290 @@
+/* A product's operands, and a piece of their k on its way: which tile multiplies what, and what it does beside. A
+   piece's packed panel stays in cache. Beside the first panel the rows are gathered side by side, in the panel's type, a
+   tile's at a time and where it can be within the tile before. Every panel is packed, where it can be within its first
+   tile or, if its columns are to turn, within the last ones of the panel before. The next piece's memory is fetched
+   meanwhile. */
+#ifndef MOE_KERNEL_PIECE_H
+#define MOE_KERNEL_PIECE_H
+
+enum { MOE_TURN_AFTER_ = 5 }; /* tiles beside which a panel is fetched before it turns */
+
+/* Floats of one panel's products; of all, at least and at most. */
+#define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
+#define MOE_PRODUCTS_LEAST_        (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+#define MOE_PRODUCTS_MOST_         (MOE_PANELS_WIDE * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
+
+/* Where products go. */
+typedef struct moe_results_ {
+  const moe_ahead_ *into; /* fetched meanwhile, or NULL */
+  /* Takes panel p's products c, which it may change, as soon as they are whole; rounding is as everywhere. NULL: they
+     stay. */
+  void (*leave)(void *arg, int64_t p, float *c);
+  /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
+  moe_ahead_ (*reads)(void *arg, int64_t p);
+  void *arg;
+  /* Instead, where the left operand is a panel, or NULL: whole panels, of k > 0, leave for here within the tile, row i
+     of panel p for to + i * to_stride, 64*p elements on (see moe_tile_); the rest stays. */
+  char *to;
+  int64_t to_stride;
+  moe_dtype to_dtype;
+  int past;
+} moe_results_;
+
+MOE_FN moe_results_ moe_results_leave_(void (*leave)(void *arg, int64_t p, float *c), void *arg) {
+  moe_results_ results = {0};
+  results.leave = leave;
+  results.arg = arg;
+  return results;
+}
+
+typedef struct moe_operands_ {
+  const moe_kernels *kernels;
+  moe_product_ product;
+  const moe_left_ *left;
+  const moe_right_ *right;     /* at most moe_panels_at_once_ */
+  float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows) */
+  char *piece;                 /* moe_packing_bytes_, unless both operands are as the tile takes them */
+  const moe_ahead_ *next;      /* what will be read after this product, or NULL */
+  const moe_results_ *results; /* or NULL: the products stay in c */
+} moe_operands_;
+
+/* Elements [from, from+n) of rows [first, first+rows), side by side, in the panel's type; an odd n rounded up. */
+MOE_FN void moe_gather_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t from, int64_t n, int64_t first,
+                        int64_t rows, char *to) {
+  moe_rows_ part = moe_rows_from_(&m->left->place, first);
+  const int64_t pitch = m->kernels->piece_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
+  part.base += from * moe_dtype_bytes_(m->left->dtype);
+  if (kind == MOE_PANEL_F32)
+    m->kernels->load_rows[m->left->dtype]((float *)(void *)to, pitch / size, &part, rows, n);
+  for (int64_t i = 0; i < rows && kind == MOE_PANEL_PAIRS; i++)
+    memcpy(to + i * pitch, moe_row_(&part, i), (size_t)(n * size));
+  for (int64_t i = 0; i < rows && n % 2; i++) memset(to + i * pitch + n * size, 0, (size_t)size);
+}
+
+/* Where panels are packed: one after the other in the same place or, where the tiles of one turn the next, by turns. */
+typedef struct moe_packing_ {
+  char *here, *next; /* next: or NULL */
+  int64_t turned;    /* k of the panel here that the tiles before have turned; fp16 still to be converted */
+} moe_packing_;
+
+MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ kind) {
+  return kernels->piece_bytes[kind] * MOE_PANEL * (kernels->turn_tile[kind] ? 2 : 1);
+}
+
+/* Nothing but floats whose lower half is zero comes to where bf16 turns. */
+MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ kind) {
+  moe_packing_ packing = {m->piece, NULL, 0};
+  const int turns = m->right->transposed && !m->right->unpack && !m->left->across && m->kernels->turn_tile[kind];
+  if (!turns || m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
+  packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
+  if (m->right->dtype == MOE_DTYPE_BF16) memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
+  return packing;
+}
+
+/* On to the next panel, so many of whose k have turned. */
+MOE_FN void moe_packing_move_(moe_packing_ *packing, int64_t turned) {
+  char *here = packing->here;
+  packing->turned = turned;
+  if (turned == 0) return;
+  packing->here = packing->next;
+  packing->next = here;
+}
+
+/* A piece of k on its way: elements [from, from+n), then `more`. */
+typedef struct moe_piece_at_ {
+  int64_t from, n, more;
+  char *gathered; /* the rows, `pitch` bytes apart (of a panel, its columns) */
+  int64_t pitch;
+  moe_beside_ *beside;
+  moe_packing_ *packing;
+  int64_t turns;        /* tiles of the panel at hand that turn the next one */
+  int64_t ahead_panels; /* see moe_piece_ahead_ */
+  int64_t ready;        /* rows that are gathered */
+} moe_piece_at_;
+
+/* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
+MOE_FN int64_t moe_piece_size_(const moe_operands_ *m, moe_panel_kind_ kind) {
+  return moe_piece_(m->kernels, kind, m->left->gather ? MOE_ROWS_MAX : m->left->rows, m->right->k);
+}
+
+/* The piece from `from` on, and where its rows lie gathered. */
+MOE_FN moe_piece_at_ moe_piece_begin_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t from) {
+  const moe_left_ *left = m->left;
+  const int64_t size = moe_piece_size_(m, kind), rest = m->right->k - from;
+  moe_piece_at_ piece = {0};
+  piece.from = from;
+  piece.n = moe_min_(size, rest);
+  piece.more = moe_min_(size, rest - piece.n);
+  piece.pitch = left->across ? 4 : m->kernels->piece_bytes[kind];
+  piece.gathered = left->gathered + (left->keep ? from / size * left->rows * piece.pitch : 0);
+  return piece;
+}
+
+/* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */
+MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
+  const int full = m->kernels->tile_parts == 1;
+  moe_ahead_pace_(ahead, tiles, moe_max_(1, full ? k / 2 : k), full);
+}
+
+/* The tile that gathers k elements of the next rows, or NULL. */
+MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
+  return k % MOE_PREPARE_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]] : NULL;
+}
+
+/* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
+   those that follow while there are whole ones; otherwise it is to take no more. Returns what multiplies. */
+MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
+                                     moe_tile_fn_ multiply) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t rest = m->left->rows - i, first = moe_min_(MOE_TILE_ROWS, rest), runs = rest / MOE_TILE_ROWS - 1;
+  const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
+  if (i >= piece->ready)
+    moe_gather_(m, kind, piece->from, piece->n, i, first, piece->gathered + i * piece->pitch);
+  tile->rows = first;
+  if (multiply != m->kernels->tile[m->product] || runs < 1 || !gathers) return multiply;
+  tile->rows = runs * MOE_TILE_ROWS;
+  tile->later = moe_rows_from_(&m->left->place, i + MOE_TILE_ROWS);
+  tile->later.base += piece->from * moe_dtype_bytes_(m->left->dtype);
+  tile->later_rows = rest - MOE_TILE_ROWS;
+  tile->dtype = m->left->dtype;
+  tile->gathered = piece->gathered + (i + MOE_TILE_ROWS) * piece->pitch;
+  piece->ready = i + tile->rows + MOE_TILE_ROWS;
+  return gathers;
+}
+
+/* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many quarters
+   as there are whole tiles left for. */
+MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  const int64_t then = p + 1 < moe_right_panels_(m->right) ? p + 1 : 0, k = then > 0 ? piece->n : piece->more;
+  const int gathers = p == 0 && !m->left->held && !m->left->gather;
+  const int64_t quarters = moe_min_(4, (m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_) / 4);
+  if (!piece->packing->next || gathers || k != piece->n || k % MOE_PREPARE_K_ != 0) return 0;
+  if ((then + 1) * MOE_PANEL > m->right->n || (m->right->dtype == MOE_DTYPE_FP16 && quarters < 4)) return 0;
+  return quarters * MOE_TURN_TILES_ / 4;
+}
+
+/* The same for turning: the last whole tiles do it, and the ordinary one multiplies the rows before and after. */
+MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
+                                   moe_tile_ *tile, moe_tile_fn_ multiply) {
+  const int64_t rest = m->left->rows - i, before = rest / MOE_TILE_ROWS - piece->turns;
+  const int here = p + 1 < moe_right_panels_(m->right);
+  if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
+  tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;
+  if (before > 0) return multiply;
+  const moe_right_ next = moe_right_part_(m->right, here ? p + 1 : 0, 1);
+  tile->base[0] = next.base[0] + (piece->from + (here ? 0 : piece->n)) * moe_dtype_bytes_(next.dtype);
+  tile->stride = next.stride;
+  tile->dtype = next.dtype;
+  tile->packed = piece->packing->next;
+  return m->kernels->turn_tile[m->kernels->panel[m->product]];
+}
+
+/* The rows whose next elements are fetched beside this piece's tiles: all, or those of the first three tiles, which no
+   tile fetches. */
+MOE_FN void moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+  const moe_left_ *left = m->left;
+  const int64_t size = moe_dtype_bytes_(left->dtype);
+  piece->beside->row = piece->beside->count = piece->beside->due = 0;
+  if (left->held || left->gather || piece->more == 0) return;
+  piece->beside->rows = left->place;
+  piece->beside->rows.base += (piece->from + piece->n) * size;
+  piece->beside->bytes = piece->more * size;
+  piece->beside->count = moe_gathers_in_tile_(m, piece->more) ? moe_min_(left->rows, 3 * MOE_TILE_ROWS) : left->rows;
+}
+
+/* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
+MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece) {
+  if (!m->kernels->pack_tile[m->kernels->panel[m->product]]) return 0;
+  return !one->unpack && !one->transposed && one->n == moe_right_width_(one) && piece->n % 2 == 0 &&
+         m->left->rows >= MOE_TILE_ROWS;
+}
+
+/* Where the tile finds the piece of panel p that it packs, what follows, and where it leaves it. What was fetched a
+   piece ago may have left the second-level cache since. */
+MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece, int64_t p,
+                             moe_tile_ *tile) {
+  const int64_t width = moe_right_width_(one) * moe_dtype_bytes_(one->dtype), last = moe_right_panels_(m->right) - 1;
+  tile->base[0] = one->base[0] + piece->from * one->stride;
+  tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride : tile->base[0] + width / 2;
+  tile->dtype = one->dtype;
+  tile->stride = one->stride;
+  tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
+  tile->packed = piece->packing->here;
+}
+
+/* The same for one that has been turned, but is to be converted: in place. */
+MOE_FN void moe_tile_turned_(const moe_right_ *right, char *panel, moe_tile_ *tile) {
+  tile->base[0] = panel;
+  tile->base[1] = panel + MOE_PANEL / 2 * moe_dtype_bytes_(right->dtype);
+  tile->dtype = right->dtype;
+  tile->stride = MOE_SQUARE_;
+  tile->ahead = 0;
+  tile->packed = panel;
+}
+
+/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next then
+   get half of the tiles each. */
+MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
+  return piece->more == 0 && m->results && m->results->reads;
+}
+
+/* What is fetched beside the `ahead_panels` panels from p on: as many of the following ones or, after the last, of the
+   next piece, or what is read after this product. With panels that are in cache it is the left operand's next piece. */
+MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels, then = p + count;
+  const int here = then < panels;
+  const moe_right_ right = moe_right_part_(m->right, here ? then : 0, count);
+  const moe_ahead_ none = {0};
+  moe_ahead_ *ahead = &piece->beside->ahead;
+  const int64_t from = piece->from + (here ? 0 : piece->n), k = here ? piece->n : piece->more;
+  if (here || piece->more > 0)
+    *ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
+  else
+    *ahead = m->next ? *m->next : none;
+  const int64_t tiles = moe_min_(count, panels - p) * (piece->beside->tiles / panels);
+  const int64_t before = tiles - piece->turns;
+  const int64_t half = moe_ceil_div_(tiles, 2);
+  moe_piece_pace_(m, ahead, moe_leave_ahead_(m, piece) ? moe_min_(before, half) : before, piece->n);
+}
+
+/* Where the tiles of panel p leave for after the last piece, if they do. */
+MOE_FN void moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, moe_tile_ *tile) {
+  const moe_results_ *results = m->results;
+  const int whole = (p + 1) * moe_right_width_(m->right) <= m->right->n;
+  tile->to = NULL;
+  if (!m->left->across || piece->more > 0 || !results || !results->to || !whole) return;
+  tile->to = results->to + p * MOE_PANEL * moe_dtype_bytes_(results->to_dtype);
+  tile->to_stride = results->to_stride;
+  tile->to_dtype = results->to_dtype;
+  tile->store = m->kernels->store_rows[results->to_dtype];
+  tile->past = results->past;
+}
+
+/* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */
+MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, moe_tile_fn_ usual,
+                                    moe_tile_ *tile) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  if (m->right->panel) {
+    tile->panel = m->right->panel + p * m->right->panel_bytes + moe_panel_bytes_(kind, piece->from);
+    return usual;
+  }
+  const moe_right_ one = moe_right_part_(m->right, p, 1);
+  const moe_packing_ *packing = piece->packing;
+  const int64_t turned = packing->turned;
+  tile->panel = packing->here;
+  if (turned > 0 && one.dtype == MOE_DTYPE_FP16) {
+    moe_tile_turned_(&one, packing->here, tile);
+    return m->kernels->pack_tile[kind];
+  }
+  if (moe_packs_in_tile_(m, &one, piece)) {
+    moe_tile_source_(m, &one, piece, p, tile);
+    return m->kernels->pack_tile[kind];
+  }
+  if (turned < piece->n)
+    moe_pack_right_(m->kernels, kind, &one, piece->from + turned, piece->n - turned,
+                    packing->here + moe_panel_bytes_(kind, turned));
+  return usual;
+}
+
+#endif
