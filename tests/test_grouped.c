@@ -246,8 +246,24 @@ static void fill_bits(test_tensor *tensor, uint64_t *rng, int64_t columns) {
   }
 }
 
-/* The results of one operation, 0 (Y) to 2 (dW), are scalar's with every instruction set, to the bit, and the workspace
-   is used to its end at most. */
+/* Runs one operation, 0 (Y) to 2 (dW), in a workspace that ends where nothing may be read or written. */
+static void run_guarded(moe_context *ctx, moe_dtype dtype, int op, moe_grouped_gemm_args *a) {
+  assert_int_equal(grouped_size[dtype][op](ctx, a, &a->workspace_bytes), MOE_OK);
+  struct guarded workspace = guard_alloc(a->workspace_bytes, GUARD_AFTER);
+  assert_non_null(a->workspace = workspace.data);
+  if (grouped_call[dtype][op](ctx, a) != MOE_OK) fail_msg("%s", ctx->message);
+  guard_free(&workspace);
+}
+
+static void expect_bits(const moe_grouped_gemm_args *a, const char *what, const test_tensor *want,
+                        const test_tensor *got, int isa) {
+  const int64_t differs = test_tensor_differs(want, got);
+  if (differs >= 0)
+    fail_msg("%s[%lld] of N=%lld K=%lld differs from scalar, type %s, isa %s", what, (long long)differs,
+             (long long)a->N, (long long)a->K, test_dtype_name(want->dtype), moe_isa_name((moe_isa)isa));
+}
+
+/* The operation's results are scalar's with every instruction set, to the bit; Y with prepacked weights as well. */
 static void check_bits(moe_dtype dtype, int op, moe_grouped_gemm_args *a, moe_dtype result, int64_t count) {
   static const char *const names[] = {"Y", "dX", "dW"};
   moe_context ctx = {.allocate = test_allocate, .release = test_release};
@@ -258,16 +274,18 @@ static void check_bits(moe_dtype dtype, int op, moe_grouped_gemm_args *a, moe_dt
     if (!test_use_isa(isa)) continue;
     void *to = isa == MOE_ISA_SCALAR ? want.data : memset(got.data, 0x5a, test_tensor_bytes(&got));
     *(op == 0 ? &a->Y : op == 1 ? &a->dX : &a->dW) = to;
-    assert_int_equal(grouped_size[dtype][op](&ctx, a, &a->workspace_bytes), MOE_OK);
-    struct guarded workspace = guard_alloc(a->workspace_bytes, GUARD_AFTER);
-    assert_non_null(a->workspace = workspace.data);
-    if (grouped_call[dtype][op](&ctx, a) != MOE_OK) fail_msg("%s", ctx.message);
-    guard_free(&workspace);
-    const int64_t differs = isa == MOE_ISA_SCALAR ? -1 : test_tensor_differs(&want, &got);
-    if (differs >= 0)
-      fail_msg("%s[%lld] of N=%lld K=%lld differs from scalar, %s of %s, isa %s", names[op], (long long)differs,
-               (long long)a->N, (long long)a->K, test_dtype_name(result), test_dtype_name(dtype),
-               moe_isa_name((moe_isa)isa));
+    run_guarded(&ctx, dtype, op, a);
+    if (isa != MOE_ISA_SCALAR) expect_bits(a, names[op], &want, &got, isa);
+    if (op != 0) continue;
+    moe_pack_weights_args packing = {
+        .layout = MOE_PACK_GROUPED, .E = a->E, .rows = a->N, .columns = a->K, .weight = a->W};
+    assert_int_equal(pack(&ctx, dtype, &packing), MOE_OK);
+    moe_grouped_gemm_args packed = *a;
+    packed.W = NULL, packed.packed_W = packing.packed, packed.packed_W_bytes = packing.packed_bytes;
+    packed.Y = memset(got.data, 0x5a, test_tensor_bytes(&got));
+    run_guarded(&ctx, dtype, op, &packed);
+    expect_bits(a, "Y, prepacked,", &want, &got, isa);
+    free(packing.packed);
   }
   test_use_best_isa();
   test_tensor_free(&want), test_tensor_free(&room);

@@ -74,8 +74,9 @@ MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ ki
 /* Nothing but floats whose lower half is zero comes to where bf16 turns. */
 MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ kind) {
   moe_packing_ packing = {m->piece, NULL, 0};
-  const int turns = m->right->transposed && !m->right->unpack && !m->left->across && m->kernels->turn_tile[kind];
-  if (!turns || m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
+  const int lie = m->right->transposed && !m->right->panel && !m->right->unpack;
+  if (!lie || m->left->across || !m->kernels->turn_tile[kind]) return packing;
+  if (m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
   packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
   if (m->right->dtype == MOE_DTYPE_BF16) memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
   return packing;
