@@ -1,8 +1,8 @@
 /* A product's operands, and a piece of their k on its way: which tile multiplies what, and what it does beside. A
-   piece's packed panel stays in cache. Beside the first panel the rows are gathered side by side, in the panel's type, a
-   tile's at a time and where it can be within the tile before. Every panel is packed, where it can be within its first
-   tile or, if its columns are to turn, within the last ones of the panel before. The next piece's memory is fetched
-   meanwhile. */
+   piece's packed panel stays in cache. Beside the first panel the rows are gathered side by side, in the panel's type,
+   a tile's at a time and where it can be within the tile before. Every panel is packed, where it can be within its
+   first tile or, if its columns are to turn, within the last ones of the panel before. The next piece's memory is
+   fetched meanwhile. */
 #ifndef MOE_KERNEL_PIECE_H
 #define MOE_KERNEL_PIECE_H
 
@@ -64,7 +64,7 @@ MOE_FN void moe_gather_(const moe_operands_ *m, moe_panel_kind_ kind, int64_t fr
 /* Where panels are packed: one after the other in the same place or, where the tiles of one turn the next, by turns. */
 typedef struct moe_packing_ {
   char *here, *next; /* next: or NULL */
-  int64_t turned;    /* k of the panel here that the tiles before have turned; fp16 still to be converted */
+  int64_t turned;    /* k of the panel here that the tiles before have turned, if need be still to be converted */
 } moe_packing_;
 
 MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ kind) {
@@ -160,7 +160,7 @@ MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, in
   const int gathers = p == 0 && !m->left->held && !m->left->gather;
   const int64_t quarters = moe_min_(4, (m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_) / 4);
   if (!piece->packing->next || gathers || k != piece->n || k % MOE_PREPARE_K_ != 0) return 0;
-  if ((then + 1) * MOE_PANEL > m->right->n || (m->right->dtype == MOE_DTYPE_FP16 && quarters < 4)) return 0;
+  if ((then + 1) * MOE_PANEL > m->right->n || (!moe_turns_to_float_(m->right->dtype) && quarters < 4)) return 0;
   return quarters * MOE_TURN_TILES_ / 4;
 }
 
@@ -223,8 +223,8 @@ MOE_FN void moe_tile_turned_(const moe_right_ *right, char *panel, moe_tile_ *ti
   tile->packed = panel;
 }
 
-/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next then
-   get half of the tiles each. */
+/* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next
+   then get half of the tiles each. */
 MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   return piece->more == 0 && m->results && m->results->reads;
 }
@@ -274,7 +274,7 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
   const moe_packing_ *packing = piece->packing;
   const int64_t turned = packing->turned;
   tile->panel = packing->here;
-  if (turned > 0 && one.dtype == MOE_DTYPE_FP16) {
+  if (turned > 0 && !moe_turns_to_float_(one.dtype)) {
     moe_tile_turned_(&one, packing->here, tile);
     return m->kernels->pack_tile[kind];
   }

@@ -59,14 +59,14 @@ typedef struct moe_tile_ {
   const char *soon;    /* rows that are multiplied after the last */
   moe_dtype dtype;     /* of what pack_tile, gather_tile or turn_tile reads */
   /* For pack_tile, which takes MOE_TILE_ROWS and makes the panel on the way: columns [32p, 32p+32) of row k lie at
-     base[p] + k*stride; what is packed next, `ahead` bytes on, is fetched. */
+     base[p] + k*stride, or in the panel's own place; what is packed next, `ahead` bytes on, is fetched. */
   const char *base[2];
   int64_t stride, ahead;
   void *packed;
   /* For turn_tile, which takes up to MOE_TURN_TILES_ whole MOE_TILE_ROWS: beside each, a quarter of k of a quarter of
      the columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
-     `packed`, rows of a panel's length, as element n of that type or, bf16, as the upper half of float n, whose lower
-     half is zero already. */
+     `packed`, rows of a panel's length, as element n of that type or, if it turns into a float, as the upper bits of
+     float n, whose others are zero already. */
   /* For gather_tile, which takes whole MOE_TILE_ROWS: beside each the next ones are gathered, a piece apart, and those
      behind are fetched: later_rows of them from `later` on, the first of which is brought to `gathered`. */
   moe_rows_ later;
@@ -142,6 +142,9 @@ MOE_INLINE void moe_tile_later_(const moe_tile_ *t, const moe_tile_at_ *at, cons
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
 }
 
+/* Whether elements turn into floats as they are: they have all of a float's bits, or the upper half. */
+MOE_INLINE int moe_turns_to_float_(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 || dtype == MOE_DTYPE_BF16; }
+
 /* Columns that turn beside the rows at hand: the next one, and where it goes. */
 typedef struct moe_turning_ {
   const char *from;
@@ -151,7 +154,7 @@ typedef struct moe_turning_ {
 
 MOE_INLINE moe_turning_ moe_turning_begin_(const moe_tile_ *t, const moe_tile_at_ *at) {
   const int64_t tile = (t->rows - at->rows) / MOE_TILE_ROWS, k = tile / 4 * (t->k / 4), n = tile % 4 * (MOE_PANEL / 4);
-  const int64_t size = moe_dtype_bytes_(t->dtype), step = t->dtype == MOE_DTYPE_FP16 ? 2 : 4;
+  const int64_t size = moe_dtype_bytes_(t->dtype), step = moe_turns_to_float_(t->dtype) ? 4 : size;
   const moe_turning_ turning = {t->base[0] + n * t->stride + k * size,
                                 (char *)t->packed + k * MOE_SQUARE_ + n * step + (step - size), t->stride, step, size};
   return turning;

@@ -103,14 +103,16 @@ struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int 
       /* T, H, I, E, K, B */
       {4200, 5, 3, 3, 2, 700}, {1300, 9, 8, 1, 1, 1299}, {37, 530, 6, 4, 2, 5},   {33, 7, 530, 3, 2, 16},
       {60, 6, 3, 5000, 3, 2},  {130, 270, 140, 3, 2, 50}, {100, 6, 5, 300, 6, 7},
-      /* weights that stream past, in blocks and whole; chunks of rows, beside which weights turn */
-      {26, 600, 70, 4, 2, 8},   {5, 400, 40, 30, 4, 2},   {430, 192, 200, 1, 1, 100},
+      /* weights that stream past, in blocks and whole; chunks of rows */
+      {26, 600, 70, 4, 2, 8},   {5, 400, 40, 30, 4, 2},   {430, 130, 20, 1, 1, 100},
       /* about as much of the rows as is kept gathered, of some rows and of more */
       {30, 5600, 4, 1, 1, 30},  {380, 1000, 5, 1, 1, 380},
       /* so many experts that the last ones' work is divided finer */
       {430, 24, 520, 24, 2, 36},
       /* so many tokens and experts that chunks are longer */
       {4200, 5, 3, 40, 2, 64},
+      /* enough rows for weights to turn beside them */
+      {131, 96, 192, 1, 1, 131},
   };
   struct problem_options o = problem_options_random(seed, dtype);
   const int64_t *s = shape[kind];

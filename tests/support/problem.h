@@ -141,7 +141,7 @@ int64_t problem_output_rows(const struct problem_options *o);
 struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype);
 /* The same in a shape long in one or two directions, so that the library needs more than one of its pieces there: kind
    from 0 to PROBLEM_LONG_SHAPES - 1. */
-enum { PROBLEM_LONG_SHAPES = 14 };
+enum { PROBLEM_LONG_SHAPES = 15 };
 struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int kind);
 /* After fields were changed by hand: makes dependent fields agree again. */
 void problem_options_settle(struct problem_options *o);
