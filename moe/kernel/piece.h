@@ -71,14 +71,15 @@ MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ ki
   return kernels->piece_bytes[kind] * MOE_PANEL * (kernels->turn_tile[kind] ? 2 : 1);
 }
 
-/* Nothing but floats whose lower half is zero comes to where bf16 turns. */
+/* What turns into upper halves finds the lower ones zero, and only such floats are packed beside it. */
 MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ kind) {
   moe_packing_ packing = {m->piece, NULL, 0};
   const int lie = m->right->transposed && !m->right->panel && !m->right->unpack;
   if (!lie || m->left->across || !m->kernels->turn_tile[kind]) return packing;
   if (m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
   packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
-  if (m->right->dtype == MOE_DTYPE_BF16) memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
+  if (moe_turns_to_float_(m->right->dtype) && moe_dtype_bytes_(m->right->dtype) < 4)
+    memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
   return packing;
 }
 
@@ -121,6 +122,20 @@ MOE_FN moe_piece_at_ moe_piece_begin_(const moe_operands_ *m, moe_panel_kind_ ki
   return piece;
 }
 
+/* A panel's elements [from, from+k); k 0: there is none. */
+typedef struct moe_panel_at_ {
+  int64_t p, from, k;
+} moe_panel_at_;
+
+/* What is multiplied `count` panels after p: if there are no more, the next piece's first. */
+MOE_FN moe_panel_at_ moe_panel_after_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t count) {
+  const moe_panel_at_ here = {p + count, piece->from, piece->n}, then = {0, piece->from + piece->n, piece->more};
+  return p + count < moe_right_panels_(m->right) ? here : then;
+}
+
+/* Whether the rows are gathered beside the first panel. */
+MOE_FN int moe_gathers_(const moe_left_ *left) { return !left->held && !left->gather; }
+
 /* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */
 MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
   const int full = m->kernels->tile_parts == 1;
@@ -156,24 +171,25 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
 /* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many quarters
    as there are whole tiles left for. */
 MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
-  const int64_t then = p + 1 < moe_right_panels_(m->right) ? p + 1 : 0, k = then > 0 ? piece->n : piece->more;
-  const int gathers = p == 0 && !m->left->held && !m->left->gather;
+  const moe_panel_at_ next = moe_panel_after_(m, piece, p, 1);
+  const int gathers = p == 0 && moe_gathers_(m->left), whole = (next.p + 1) * MOE_PANEL <= m->right->n;
   const int64_t quarters = moe_min_(4, (m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_) / 4);
-  if (!piece->packing->next || gathers || k != piece->n || k % MOE_PREPARE_K_ != 0) return 0;
-  if ((then + 1) * MOE_PANEL > m->right->n || (!moe_turns_to_float_(m->right->dtype) && quarters < 4)) return 0;
+  if (!piece->packing->next || gathers || !whole || next.k != piece->n || next.k % MOE_PREPARE_K_ != 0) return 0;
+  if (!moe_turns_to_float_(m->right->dtype) && quarters < 4) return 0;
   return quarters * MOE_TURN_TILES_ / 4;
 }
 
-/* The same for turning: the last whole tiles do it, and the ordinary one multiplies the rows before and after. */
+/* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and after. Returns what
+   multiplies those from i on. */
 MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
                                    moe_tile_ *tile, moe_tile_fn_ multiply) {
   const int64_t rest = m->left->rows - i, before = rest / MOE_TILE_ROWS - piece->turns;
-  const int here = p + 1 < moe_right_panels_(m->right);
+  const moe_panel_at_ then = moe_panel_after_(m, piece, p, 1);
   if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
   tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;
   if (before > 0) return multiply;
-  const moe_right_ next = moe_right_part_(m->right, here ? p + 1 : 0, 1);
-  tile->base[0] = next.base[0] + (piece->from + (here ? 0 : piece->n)) * moe_dtype_bytes_(next.dtype);
+  const moe_right_ next = moe_right_part_(m->right, then.p, 1);
+  tile->base[0] = next.base[0] + then.from * moe_dtype_bytes_(next.dtype);
   tile->stride = next.stride;
   tile->dtype = next.dtype;
   tile->packed = piece->packing->next;
@@ -186,7 +202,7 @@ MOE_FN void moe_rows_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) 
   const moe_left_ *left = m->left;
   const int64_t size = moe_dtype_bytes_(left->dtype);
   piece->beside->row = piece->beside->count = piece->beside->due = 0;
-  if (left->held || left->gather || piece->more == 0) return;
+  if (!moe_gathers_(left) || piece->more == 0) return;
   piece->beside->rows = left->place;
   piece->beside->rows.base += (piece->from + piece->n) * size;
   piece->beside->bytes = piece->more * size;
@@ -233,14 +249,14 @@ MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) 
    next piece, or what is read after this product. With panels that are in cache it is the left operand's next piece. */
 MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels, then = p + count;
-  const int here = then < panels;
-  const moe_right_ right = moe_right_part_(m->right, here ? then : 0, count);
+  const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels;
+  const moe_panel_at_ then = moe_panel_after_(m, piece, p, count);
+  const moe_right_ right = moe_right_part_(m->right, then.p, count);
   const moe_ahead_ none = {0};
   moe_ahead_ *ahead = &piece->beside->ahead;
-  const int64_t from = piece->from + (here ? 0 : piece->n), k = here ? piece->n : piece->more;
-  if (here || piece->more > 0)
-    *ahead = m->left->reads ? m->left->reads(m->left, from, k) : moe_right_ahead_(kind, &right, from, k);
+  if (then.k > 0)
+    *ahead = m->left->reads ? m->left->reads(m->left, then.from, then.k)
+                            : moe_right_ahead_(kind, &right, then.from, then.k);
   else
     *ahead = m->next ? *m->next : none;
   const int64_t tiles = moe_min_(count, panels - p) * (piece->beside->tiles / panels);

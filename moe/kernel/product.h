@@ -53,7 +53,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.rows = multiply == usual ? rest : MOE_TILE_ROWS;
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * piece->pitch;
-    if (p == 0 && !left->held && !left->gather) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
+    if (p == 0 && moe_gathers_(left)) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
     tile.soon = tile.rows < rest ? tile.row + tile.rows * piece->pitch : piece->gathered;
     multiply(&tile);

@@ -6,8 +6,8 @@ enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
   MOE_PREPARE_K_ = 32,  /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
                            4 * MOE_TILE_ROWS or more */
-  MOE_TURN_TILES_ = 16, /* tiles turn a panel: */
-  MOE_TURN_DEEP_ = 8    /*   beside every pair of k so many elements of a column */
+  MOE_TURN_TILES_ = 16, /* tiles turn a panel, a quarter of k of a quarter of its columns each: */
+  MOE_TURN_DEEP_ = 8    /*   beside every pair of k so many elements of a column, 2 * 64 / MOE_TURN_TILES_ */
 };
 
 /* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one

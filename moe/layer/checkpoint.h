@@ -45,8 +45,8 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
   }
 }
 
-/* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of whole
-   blocks, as far as they follow each other, or of the rest of one. */
+/* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of
+   whole blocks, as far as they follow each other, or of the rest of one. */
 MOE_FN moe_ahead_ moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                         int64_t i0, int64_t n) {
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
