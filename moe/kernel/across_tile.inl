@@ -35,7 +35,7 @@ MOE_INLINE void MOE_K(tile_lines_past)(moe_past_ *past) {
 /* What is not to leave past the caches is stored while it is in the first; of what is, a line will leave at a time. The
    sums of a few rows are in c either way. */
 MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, int few, char *lines, moe_past_ *past) {
-  const int64_t rows = moe_min_(at->rows, MOE_TILE_ROWS), bytes = moe_tile_to_bytes_(t);
+  const int64_t rows = at->now, bytes = moe_tile_to_bytes_(t);
   if (!at->to) return;
   if (t->past) {
     if (few) t->store(lines, bytes, NULL, at->c, rows, MOE_PANEL);
@@ -67,9 +67,9 @@ MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   moe_past_ past = {0};
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
     moe_tile_beside_(t, 4, &at);
-    if (at.rows <= 4) MOE_K(across_rows)(4, t, &at, NULL, &past);
+    if (at.now <= 4) MOE_K(across_rows)(4, t, &at, NULL, &past);
     else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->past ? lines : NULL, &past);
-    MOE_K(tile_store)(t, &at, at.rows <= 4, lines, &past);
+    MOE_K(tile_store)(t, &at, at.now <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);
 }

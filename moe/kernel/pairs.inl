@@ -99,7 +99,7 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, const moe_tile_ *t,
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
-    switch (at.rows) {
+    switch (at.now) {
       case 1:
       case 2: MOE_K(tile_pairs_rows)(2, 0, t, &at, NULL, NULL); break;
       case 3:
@@ -114,9 +114,9 @@ MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
   moe_past_ past = {0};
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
     moe_tile_beside_(t, 4, &at);
-    if (at.rows <= 4) MOE_K(tile_pairs_rows)(4, 1, t, &at, NULL, &past);
+    if (at.now <= 4) MOE_K(tile_pairs_rows)(4, 1, t, &at, NULL, &past);
     else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, t, &at, at.to && t->past ? lines : NULL, &past);
-    MOE_K(tile_store)(t, &at, at.rows <= 4, lines, &past);
+    MOE_K(tile_store)(t, &at, at.now <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);
 }

@@ -4,6 +4,7 @@
 
 enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
+  MOE_TILE_LAST_ = MOE_TILE_ROWS + 2, /* the last seven or eight are four and four: two take almost as long (measured) */
   MOE_PREPARE_K_ = 32,  /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
                            4 * MOE_TILE_ROWS or more */
   MOE_TURN_TILES_ = 16, /* tiles turn a panel, a quarter of k of a quarter of its columns each: */
@@ -111,7 +112,7 @@ MOE_INLINE void moe_past_move_(moe_past_ *past) {
 /* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
 typedef struct moe_tile_at_ {
   const char *row;
-  int64_t rows;
+  int64_t rows, now; /* now: of those, as many as are multiplied at once */
   float *c;
   char *to; /* or NULL */
   moe_fetch_at_ fetch;
@@ -119,10 +120,17 @@ typedef struct moe_tile_at_ {
   const char *soon, *next;
 } moe_tile_at_;
 
+/* Of so many rows. */
+MOE_INLINE int64_t moe_tile_now_(int64_t rows) {
+  if (rows > MOE_TILE_LAST_) return MOE_TILE_ROWS;
+  return rows > MOE_TILE_ROWS ? 4 : rows;
+}
+
 MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
   moe_tile_at_ at;
   at.row = t->row;
   at.rows = t->rows;
+  at.now = moe_tile_now_(at.rows);
   at.c = t->c;
   at.to = t->to;
   return at;
@@ -130,10 +138,11 @@ MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
 
 /* On to the next rows, `pitch` bytes apart. */
 MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
-  at->row += MOE_TILE_ROWS * pitch;
-  at->rows -= MOE_TILE_ROWS;
-  at->c += MOE_TILE_ROWS * MOE_PANEL;
-  if (at->to) at->to += MOE_TILE_ROWS * t->to_stride;
+  at->row += at->now * pitch;
+  at->rows -= at->now;
+  at->c += at->now * MOE_PANEL;
+  if (at->to) at->to += at->now * t->to_stride;
+  at->now = moe_tile_now_(at->rows);
 }
 
 /* Where the rows are that are gathered beside those at hand, and then those that are fetched. */
@@ -171,8 +180,8 @@ MOE_INLINE void moe_tile_beside_(const moe_tile_ *t, int64_t pitch, moe_tile_at_
   moe_fetch_ fetch = {(const char *)t->panel, t->k, 0, 0};
   at->fetches = t->beside && moe_beside_next_(t->beside) ? moe_beside_step_(t->beside, &fetch) : 0;
   at->fetch = moe_fetch_begin_(&fetch);
-  at->soon = at->rows > MOE_TILE_ROWS ? at->row + MOE_TILE_ROWS * pitch : t->soon;
-  at->next = (const char *)(at->c + MOE_TILE_ROWS * MOE_PANEL);
+  at->soon = at->rows > at->now ? at->row + at->now * pitch : t->soon;
+  at->next = (const char *)(at->c + at->now * MOE_PANEL);
 }
 
 /* All of one pair's, which is `size` of the bytes of each row's piece. */

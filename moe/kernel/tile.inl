@@ -106,7 +106,7 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *
 MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from, int flush) {
   for (int64_t j = from; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     MOE_K(tile_fetch_share)(at, j);
-    switch (at->rows) {
+    switch (at->now) {
       case 1:
       case 2: MOE_K(tile_columns)(2, t, at, at->row, j, at->c, flush); break;
       case 3:
@@ -118,7 +118,7 @@ MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int
 
 /* The same of single elements, where there is nothing to gain from several rows. */
 MOE_INLINE void MOE_K(tile_elements)(const moe_tile_ *t, moe_tile_at_ *at, int flush) {
-  for (int64_t i = 0; i < at->rows && i < MOE_TILE_ROWS; i++)
+  for (int64_t i = 0; i < at->now; i++)
     for (int j = 0; j < MOE_PANEL; j++) {
       if (i == 0) MOE_K(tile_fetch_share)(at, j);
       MOE_K(tile_columns)(1, t, at, at->row + i * MOE_PIECE_BYTES, j, at->c + i * MOE_PANEL, flush);
