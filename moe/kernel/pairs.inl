@@ -52,7 +52,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-#include "across_tile.inl"
+#include "leave_tile.inl"
 
 /* One pair of k, of rows a piece apart or, `across`, of a panel's columns. If it is the last, each row ends as soon as
    its sums are done (see tile_row_end): stores in one block would keep the products of the next tile waiting. */

@@ -73,7 +73,7 @@ typedef struct moe_tile_ {
   moe_rows_ later;
   int64_t later_rows;
   char *gathered;
-  /* For across_tile: where the sums go instead of c, rounded, rows to_stride bytes apart; `past`: past the caches, all
+  /* For leave_tile and across_tile: where the sums go instead of c, rounded, rows to_stride bytes apart; `past`: past the caches, all
      on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
   char *to;
   int64_t to_stride;

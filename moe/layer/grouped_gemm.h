@@ -112,13 +112,21 @@ MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) {
 }
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
 
+/* The result, and whether its rows lie as gather_indices has them, not as sorted. */
+MOE_FN char *moe_grouped_out_(const moe_grouped_ *g) {
+  return (char *)(g->op == MOE_GROUPED_FORWARD ? g->args->Y : g->args->dX);
+}
+MOE_FN int moe_grouped_scatters_(const moe_grouped_ *g) {
+  return g->op == MOE_GROUPED_FORWARD ? g->args->permute_y : g->args->permute_x;
+}
+
 /* Columns [at, at+n) of the rows for sorted positions [pos, pos+rows) leave. */
 MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows, int64_t at, int64_t n, float *c) {
   const moe_grouped_gemm_args *args = g->args;
-  const int forward = g->op == MOE_GROUPED_FORWARD, permuted = forward ? args->permute_y : args->permute_x;
+  const int forward = g->op == MOE_GROUPED_FORWARD, scatters = moe_grouped_scatters_(g);
   const int64_t stride = moe_grouped_columns_(g) * g->size;
-  const int32_t *index = permuted ? args->gather_indices + pos : NULL;
-  char *dst = (char *)(forward ? args->Y : args->dX) + (permuted ? 0 : pos * stride) + at * g->size;
+  const int32_t *index = scatters ? args->gather_indices + pos : NULL;
+  char *dst = moe_grouped_out_(g) + (scatters ? 0 : pos * stride) + at * g->size;
   for (int64_t i = 0; i < rows && forward && args->topk_weights; i++) /* with permute_y only */
     g->group.kernels.scale_row(c + i * MOE_PANEL, args->topk_weights[index[i]], n);
   moe_leave_rows_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
@@ -136,6 +144,9 @@ MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
   stage.right = moe_grouped_right_;
   stage.leave = moe_grouped_leave_;
   stage.arg = g;
+  if (!moe_grouped_scatters_(g) && g->group.kernels.leave_tile[g->group.panel]) stage.to = moe_grouped_out_(g);
+  stage.to_stride = moe_grouped_columns_(g) * g->size;
+  stage.to_dtype = g->dtype;
   moe_expert_stage_start_(&stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
   return stage;
 }

@@ -148,33 +148,36 @@ MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t exper
   return can && fits && moe_group_rows_(stage->group, expert) > 0;
 }
 
-/* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
-MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
-  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
-  return stage->group->E * stage->m * stride >= MOE_PAST_LEAST && (uintptr_t)stage->output % 64 == 0 &&
-         stride % 64 == 0;
+/* Products on their way to dW. */
+typedef struct moe_weight_grad_leaving_ {
+  const moe_weight_grad_ *stage;
+  int64_t expert, m0, rows, n0; /* n0: of the first panel */
+} moe_weight_grad_leaving_;
+
+MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
+  const moe_weight_grad_leaving_ *leaving = (const moe_weight_grad_leaving_ *)arg;
+  const int64_t at = leaving->n0 + p * MOE_PANEL, n = moe_min_(MOE_PANEL, leaving->stage->n - at);
+  moe_weight_grad_store_(leaving->stage, leaving->expert, leaving->m0, leaving->rows, at, n, c);
 }
 
 /* dW rows [m0, m0+rows) of `panels` panels at n0; `next` is read after them. */
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int in_tile = moe_weight_grad_in_tile_(stage, expert), past = moe_weight_grad_past_(stage);
-  const int64_t unread = in_tile && past ? rows : 0;
+  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
+  const int in_tile = moe_weight_grad_in_tile_(stage, expert),
+            past = in_tile && moe_leaves_past_(stage->output, stride, stage->group->E * stage->m * stride);
+  const int64_t unread = past ? rows : 0;
   const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
-  moe_results_ results = {0};
+  moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
+  moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
   results.to = in_tile ? moe_weight_grad_at_(stage, expert, m0, n0) : NULL;
-  results.to_stride = stage->n * moe_dtype_bytes_(stage->dtype);
+  results.to_stride = stride;
   results.to_dtype = stage->dtype;
   results.past = past;
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
-  for (int64_t j = 0; j < panels; j++) {
-    const int64_t at = n0 + j * MOE_PANEL, n = moe_min_(MOE_PANEL, stage->n - at);
-    if (in_tile && n == MOE_PANEL) continue;
-    moe_weight_grad_store_(stage, expert, m0, rows, at, n, lane->c + j * MOE_PRODUCTS_FLOATS_(rows));
-  }
 }
 
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
