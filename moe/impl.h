@@ -103,11 +103,11 @@ MOE_TARGET_END
 
 MOE_QUICK_BEGIN
 
-#include "kernel/leave.h"
 #include "kernel/operands.h"
 #include "kernel/piece.h"
 #include "kernel/product.h"
 
+#include "layer/leave.h"
 #include "layer/router_select.h"
 #include "layer/router_score.h"
 #include "layer/router_linear.h"

@@ -12,7 +12,7 @@ MOE_QUICK_END
 #include "row.inl"
 #include "tile.inl"
 #if MOE_TILE_ACROSS
-#include "leave_tile.inl"
+#include "across_tile.inl"
 #endif
 #include "codes.inl"
 #include "halves.inl"
@@ -105,7 +105,6 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #endif
 #if MOE_TILE_ACROSS
   t->across_tile[MOE_PANEL_F32] = MOE_K(across_tile_f32);
-  t->leave_tile[MOE_PANEL_F32] = MOE_K(leave_tile_f32);
 #endif
   t->bf16_by_mode = MOE_BF16_BY_MODE;
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \

@@ -48,4 +48,5 @@ MOE_FN void MOE_K(pack_tile)(const moe_tile_ *t) {
     MOE_K(tile_fetch_share)(&at, j);
     MOE_K(pack_tile_columns)(t, &at, j);
   }
+  moe_tile_leave_(t, &at);
 }

@@ -52,7 +52,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
-#include "leave_tile.inl"
+#include "across_tile.inl"
 
 /* One pair of k, of rows a piece apart or, `across`, of a panel's columns. If it is the last, each row ends as soon as
    its sums are done (see tile_row_end): stores in one block would keep the products of the next tile waiting. */
@@ -97,7 +97,7 @@ MOE_INLINE void MOE_K(tile_pairs_rows)(int rows, int across, const moe_tile_ *t,
 }
 
 MOE_FN void MOE_K(tile_pairs)(const moe_tile_ *t) {
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     switch (at.now) {
       case 1:
@@ -149,6 +149,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
     src[1] += 2 * stride;
   }
   MOE_V(tile_end)(MOE_TILE_ROWS, t->c, acc);
+  moe_tile_leave_(t, &at);
 }
 
 /* Like gather_tile: copies a line of each of the next rows beside the products with as many k. */
@@ -173,7 +174,7 @@ MOE_INLINE void MOE_K(gather_tile_rows)(const moe_tile_ *t, moe_tile_at_ *at) {
 }
 
 MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     MOE_K(gather_tile_rows)(t, &at);
   }

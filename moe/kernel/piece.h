@@ -22,8 +22,8 @@ typedef struct moe_results_ {
   /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
   moe_ahead_ (*reads)(void *arg, int64_t p);
   void *arg;
-  /* Instead of `leave`, whole panels of k > 0 leave for here, or NULL: row i of panel p for to + i * to_stride, 64*p
-     elements on, within the tiles that can (see moe_tile_). */
+  /* Instead of `leave`, whole panels of k > 0 leave for here, or NULL, as soon as the rows of a tile are whole: row i of
+     panel p for to + i * to_stride, 64*p elements on (see moe_tile_). */
   char *to;
   int64_t to_stride;
   moe_dtype to_dtype;
@@ -147,24 +147,19 @@ MOE_FN moe_tile_fn_ moe_gathers_in_tile_(const moe_operands_ *m, int64_t k) {
   return k % MOE_PREPARE_K_ == 0 ? m->kernels->gather_tile[m->kernels->panel[m->product]] : NULL;
 }
 
-/* The tile that packs, if there is one: not the ordinary one, which others may stand in for. */
-MOE_FN int moe_packs_(const moe_operands_ *m, moe_tile_fn_ multiply) {
-  return multiply && multiply == m->kernels->pack_tile[m->kernels->panel[m->product]];
-}
-
 /* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
    those that follow while there are whole ones; otherwise it is to take no more. Returns what multiplies. */
 MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t i, moe_tile_ *tile,
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int packs = moe_packs_(m, multiply);
-  const int64_t rest = m->left->rows - i, first = packs || rest > MOE_TILE_LAST_ ? MOE_TILE_ROWS : rest;
+  const int usual = multiply == m->kernels->tile[m->product];
+  const int64_t rest = m->left->rows - i, first = usual && rest <= MOE_TILE_LAST_ ? rest : moe_min_(MOE_TILE_ROWS, rest);
   const int64_t ready = moe_max_(i, piece->ready), runs = rest / MOE_TILE_ROWS - 1;
   const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
   if (i + first > ready)
     moe_gather_(m, kind, piece->from, piece->n, ready, i + first - ready, piece->gathered + ready * piece->pitch);
   tile->rows = first;
-  if (packs || runs < 1 || !gathers) return multiply;
+  if (!usual || runs < 1 || !gathers) return multiply;
   tile->rows = runs * MOE_TILE_ROWS;
   tile->later = moe_rows_from_(&m->left->place, i + MOE_TILE_ROWS);
   tile->later.base += piece->from * moe_dtype_bytes_(m->left->dtype);
@@ -192,7 +187,7 @@ MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *
                                    moe_tile_ *tile, moe_tile_fn_ multiply) {
   const int64_t rest = m->left->rows - i, before = (rest - 3) / MOE_TILE_ROWS - piece->turns;
   const moe_panel_at_ then = moe_panel_after_(m, piece, p, 1);
-  if (piece->turns == 0 || before < 0 || moe_packs_(m, multiply)) return multiply;
+  if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
   tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;
   if (before > 0) return multiply;
   const moe_right_ next = moe_right_part_(m->right, then.p, 1);
@@ -283,19 +278,6 @@ MOE_FN char *moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, in
   tile->store = m->kernels->store_rows[results->to_dtype];
   tile->past = results->past;
   return results->to + p * MOE_PANEL * moe_dtype_bytes_(results->to_dtype);
-}
-
-/* Whether the tile's sums leave for where they are to be. */
-MOE_FN int moe_tile_leaves_(const moe_operands_ *m, moe_tile_fn_ multiply) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  return multiply == m->kernels->leave_tile[kind] || multiply == m->kernels->across_tile[kind];
-}
-
-/* What multiplies where nothing is prepared beside; leaves: as its sums should. */
-MOE_FN moe_tile_fn_ moe_tile_usual_(const moe_operands_ *m, int leaves) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  if (m->left->across) return m->kernels->across_tile[kind];
-  return leaves && m->kernels->leave_tile[kind] ? m->kernels->leave_tile[kind] : m->kernels->tile[m->product];
 }
 
 /* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */

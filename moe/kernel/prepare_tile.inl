@@ -52,7 +52,7 @@ MOE_INLINE void MOE_K(prepare_columns)(const moe_tile_ *t, moe_tile_at_ *at, int
 }
 
 MOE_FN void MOE_K(gather_tile)(const moe_tile_ *t) {
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     MOE_K(tile_fetch_share)(&at, 0);
     MOE_K(prepare_columns)(t, &at, 0);
@@ -62,7 +62,7 @@ MOE_FN void MOE_K(gather_tile)(const moe_tile_ *t) {
 
 #if MOE_TILE_ACROSS
 MOE_FN void MOE_K(turn_tile)(const moe_tile_ *t) {
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     MOE_K(prepare_columns)(t, &at, 1);
   }

@@ -39,13 +39,14 @@ MOE_FN void moe_leave_panel_(const moe_operands_ *m, int64_t p) {
 /* All rows times panel p: at once, but for tiles that pack, gather or turn. After the last piece the products leave. */
 MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_left_ *left = m->left;
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[kind] : m->kernels->tile[m->product];
   float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
   moe_tile_ tile;
   tile.k = piece->n;
   tile.add = piece->from > 0;
   tile.beside = piece->beside;
   char *to = moe_tile_to_(m, piece, p, &tile);
-  const moe_tile_fn_ usual = moe_tile_usual_(m, to != NULL);
   moe_tile_fn_ multiply = moe_tile_panel_(m, piece, p, usual, &tile);
   for (int64_t i = 0; i < left->rows; i += tile.rows, multiply = usual) {
     const int64_t rest = left->rows - i;
@@ -57,8 +58,6 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
     tile.soon = tile.rows < rest ? tile.row + tile.rows * piece->pitch : piece->gathered;
     multiply(&tile);
-    if (to && !moe_tile_leaves_(m, multiply))
-      moe_leave_rows_(m->kernels, tile.to_dtype, tile.to, tile.to_stride, NULL, tile.c, tile.rows, MOE_PANEL);
   }
   if (piece->more == 0 && !to) moe_leave_panel_(m, p);
   moe_packing_move_(piece->packing, piece->turns * piece->n / MOE_TURN_TILES_);

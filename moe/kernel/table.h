@@ -183,9 +183,8 @@ typedef struct moe_kernels {
   moe_tile_fn_ pack_tile[MOE_PANEL_KINDS_];   /* MOE_TILE_ROWS rows, an even k */
   moe_tile_fn_ gather_tile[MOE_PANEL_KINDS_]; /* multiples of these, MOE_PREPARE_K_ k */
   moe_tile_fn_ turn_tile[MOE_PANEL_KINDS_];   /* the same */
-  /* Those whose sums can leave: the ordinary one again, and that whose left operand is a panel, too, row i its column
-     i; or NULL. */
-  moe_tile_fn_ leave_tile[MOE_PANEL_KINDS_], across_tile[MOE_PANEL_KINDS_];
+  /* The tile whose left operand is a panel, too, row i its column i, and whose sums can leave; or NULL. */
+  moe_tile_fn_ across_tile[MOE_PANEL_KINDS_];
   /* If there are pairs: those of an f32 panel, of codes. */
   void (*pair_panel)(void *pairs, const float *panel, int64_t k);
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);

@@ -73,8 +73,8 @@ typedef struct moe_tile_ {
   moe_rows_ later;
   int64_t later_rows;
   char *gathered;
-  /* For leave_tile and across_tile: where the sums go instead of c, rounded, rows to_stride bytes apart; `past`: past the caches, all
-     on whole lines. NULL: to c. store: the type's. bf16's are never subnormal. */
+  /* Where the sums go, rounded, rows to_stride bytes apart, whatever c then holds; NULL: to c. store: the type's. For
+     across_tile, whose bf16 are never subnormal, also `past`: past the caches, all on whole lines. */
   char *to;
   int64_t to_stride;
   moe_dtype to_dtype;
@@ -173,6 +173,17 @@ MOE_INLINE moe_turning_ moe_turning_begin_(const moe_tile_ *t, const moe_tile_at
 MOE_INLINE void moe_turning_move_(moe_turning_ *turning) {
   turning->from += MOE_TURN_DEEP_ * turning->size - MOE_PANEL / 4 * turning->stride;
   turning->to += MOE_TURN_DEEP_ * MOE_SQUARE_ - MOE_PANEL / 4 * turning->step;
+}
+
+/* Sums that are to leave do so from c, which is in the first-level cache. */
+MOE_INLINE void moe_tile_leave_(const moe_tile_ *t, const moe_tile_at_ *at) {
+  if (at->to) t->store(at->to, t->to_stride, NULL, at->c, at->now, MOE_PANEL);
+}
+
+/* With the rows at hand multiplied, on to the next. */
+MOE_INLINE void moe_tile_next_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
+  moe_tile_leave_(t, at);
+  moe_tile_move_(t, pitch, at);
 }
 
 /* What is to be fetched beside those at hand: a line that is there where nothing is. */

@@ -131,7 +131,7 @@ MOE_FN void MOE_K(tile_in_parts)(const moe_tile_ *t, moe_tile_at_ *at, int64_t f
 }
 
 MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, MOE_PIECE_BYTES, &at)) {
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     if (MOE_W == 1) MOE_K(tile_elements)(t, &at, flush);
     else if (MOE_K(tile_parts) > 1 && !flush) MOE_K(tile_in_parts)(t, &at, 0);

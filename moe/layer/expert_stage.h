@@ -22,8 +22,8 @@ typedef struct moe_expert_stage_ {
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
   void *arg;
-  /* Where products go as they are, which may be within their tiles, and of what type: of row r of the group to
-     to + r * to_stride; or NULL. `leave` is for the others. */
+  /* Where products go as they are, row r of the group's to to + r * to_stride, and of what type; or NULL. `leave` is
+     for those of a panel that is not whole. */
   char *to;
   int64_t to_stride;
   moe_dtype to_dtype;
@@ -78,12 +78,10 @@ MOE_FN moe_ahead_ moe_expert_stage_reads_(void *arg, int64_t p) {
 }
 
 MOE_FN void moe_expert_stage_to_(const moe_expert_stage_ *stage, const moe_products_ *products, moe_results_ *results) {
-  const int64_t bytes = stage->group->first[stage->group->E] * stage->to_stride;
   results->to = stage->to + products->first * stage->to_stride +
                 products->panel * MOE_PANEL * moe_dtype_bytes_(stage->to_dtype);
   results->to_stride = stage->to_stride;
   results->to_dtype = stage->to_dtype;
-  results->past = moe_leaves_past_(stage->to, stage->to_stride, bytes);
 }
 
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,

@@ -144,7 +144,7 @@ MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
   stage.right = moe_grouped_right_;
   stage.leave = moe_grouped_leave_;
   stage.arg = g;
-  if (!moe_grouped_scatters_(g) && g->group.kernels.leave_tile[g->group.panel]) stage.to = moe_grouped_out_(g);
+  if (!moe_grouped_scatters_(g)) stage.to = moe_grouped_out_(g);
   stage.to_stride = moe_grouped_columns_(g) * g->size;
   stage.to_dtype = g->dtype;
   moe_expert_stage_start_(&stage, moe_grouped_panels_(g), moe_grouped_depth_(g));

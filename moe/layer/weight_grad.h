@@ -148,6 +148,13 @@ MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t exper
   return can && fits && moe_group_rows_(stage->group, expert) > 0;
 }
 
+/* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
+MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
+  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
+  return stage->group->E * stage->m * stride >= MOE_PAST_LEAST && (uintptr_t)stage->output % 64 == 0 &&
+         stride % 64 == 0;
+}
+
 /* Products on their way to dW. */
 typedef struct moe_weight_grad_leaving_ {
   const moe_weight_grad_ *stage;
@@ -164,16 +171,14 @@ MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
-  const int in_tile = moe_weight_grad_in_tile_(stage, expert),
-            past = in_tile && moe_leaves_past_(stage->output, stride, stage->group->E * stage->m * stride);
-  const int64_t unread = past ? rows : 0;
+  const int in_tile = moe_weight_grad_in_tile_(stage, expert), past = moe_weight_grad_past_(stage);
+  const int64_t unread = in_tile && past ? rows : 0;
   const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
   moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
   results.to = in_tile ? moe_weight_grad_at_(stage, expert, m0, n0) : NULL;
-  results.to_stride = stride;
+  results.to_stride = stage->n * moe_dtype_bytes_(stage->dtype);
   results.to_dtype = stage->dtype;
   results.past = past;
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);

@@ -1,6 +1,6 @@
 /* How results leave: rounded once, or added to what is there, to memory that may be far. */
-#ifndef MOE_KERNEL_LEAVE_H
-#define MOE_KERNEL_LEAVE_H
+#ifndef MOE_LAYER_LEAVE_H
+#define MOE_LAYER_LEAVE_H
 
 /* Rows of `bytes` each that are about to be written. Inlined: see moe_ahead_fetch_. */
 MOE_INLINE void moe_fetch_to_write_(const char *at, int64_t stride, const int32_t *index, int64_t rows, int64_t bytes) {
@@ -43,11 +43,6 @@ MOE_FN void moe_leave_past_(const moe_kernels *kernels, moe_dtype dtype, char *d
     kernels->store_rows[dtype](piece, bytes, NULL, src, now, n);
     for (int64_t r = 0; r < now; r++, dst += stride) kernels->copy_past(dst, piece + r * bytes, bytes);
   }
-}
-
-/* Whether so many bytes of rows, `stride` bytes apart, leave past the caches: only whole lines that none would keep. */
-MOE_FN int moe_leaves_past_(const void *to, int64_t stride, int64_t bytes) {
-  return bytes >= MOE_PAST_LEAST && (uintptr_t)to % 64 == 0 && stride % 64 == 0;
 }
 
 /* Adds what is stored. */

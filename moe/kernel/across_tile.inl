@@ -1,5 +1,5 @@
-/* The f32 tiles whose sums may leave for good, for an instruction set whose tile is as wide as a panel: of rows, or
-   `across`, of the columns of another panel. Included again for one that only rounds otherwise (round2). */
+/* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
+   columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
 
 /* Row i's sums go to c or, to leave past the caches, rounded to `lines`; only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, int i, char *lines,
@@ -46,34 +46,30 @@ MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, in
 }
 
 /* The rows at hand; lines: NULL, or where they are to be left. */
-MOE_INLINE void MOE_K(leaving_rows)(int across, int rows, const moe_tile_ *t, moe_tile_at_ *at, char *lines, moe_past_ *past) {
+MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t, moe_tile_at_ *at, char *lines, moe_past_ *past) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W];
   const float *panel = (const float *)t->panel;
   const char *row = at->row;
   MOE_V(tile_begin)(rows, at->c, t->add, acc);
-  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += across ? 2 * MOE_SQUARE_ : 8, panel += 2 * MOE_PANEL) {
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_SQUARE_, panel += 2 * MOE_PANEL) {
     MOE_V(tile_fetch_beside)(at);
     if (past->left > 0) MOE_K(tile_line_past)(past);
     MOE_OPAQUE_POINTER(row);
-    MOE_V(tile_pairs)(rows, across, 1, row, panel, 0, acc);
+    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
   }
   MOE_K(tile_lines_past)(past);
   MOE_UNROLL
   for (int i = 0; i < rows; i++) MOE_K(tile_row_end)(t, at, i, lines, acc[i]);
 }
 
-MOE_INLINE void MOE_K(leaving_tile)(const moe_tile_ *t, int across) {
-  const int64_t pitch = across ? 4 : MOE_PIECE_BYTES;
+MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   MOE_LINE_ALIGNED char lines[MOE_TILE_ROWS * MOE_SQUARE_];
   moe_past_ past = {0};
-  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, pitch, &at)) {
-    moe_tile_beside_(t, pitch, &at);
-    if (at.now <= 4) MOE_K(leaving_rows)(across, 4, t, &at, NULL, &past);
-    else MOE_K(leaving_rows)(across, MOE_TILE_ROWS, t, &at, at.to && t->past ? lines : NULL, &past);
+  for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
+    moe_tile_beside_(t, 4, &at);
+    if (at.now <= 4) MOE_K(across_rows)(4, t, &at, NULL, &past);
+    else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->past ? lines : NULL, &past);
     MOE_K(tile_store)(t, &at, at.now <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);
 }
-
-MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) { MOE_K(leaving_tile)(t, 1); }
-MOE_FN void MOE_K(leave_tile_f32)(const moe_tile_ *t) { MOE_K(leaving_tile)(t, 0); }
