@@ -61,7 +61,7 @@ MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const i
   ahead.rows = rows;
   ahead.pitch = second ? second - first : 0;
   ahead.parts = second ? 2 : 1;
-  ahead.lines = moe_ceil_div_((int64_t)((uintptr_t)first % 64) + bytes, 64);
+  ahead.lines = moe_ceil_div_((stride % 64 ? 63 : (int64_t)((uintptr_t)first % 64)) + bytes, 64);
   return ahead;
 }
 

@@ -234,12 +234,25 @@ MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kin
   return rows > MOE_ROWS_MANY ? moe_min_(2, fit) : fit;
 }
 
+/* In how many runs of panels, as equal as can be, one is fetched while the one before is multiplied: a short one would
+   have to fetch as much as all others in less time. */
+MOE_FN int64_t moe_runs_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k,
+                               int64_t rows) {
+  return moe_ceil_div_(moe_right_panels_(right), moe_panels_ahead_(kernels, kind, right, k, rows));
+}
+
+/* The first panel of a run. */
+MOE_FN int64_t moe_run_first_(const moe_right_ *right, int64_t runs, int64_t run) {
+  return run * moe_right_panels_(right) / runs;
+}
+
 /* What a product of so many rows reads first. */
 MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
                                    int64_t rows) {
   const moe_panel_kind_ kind = kernels->panel[product];
   const int64_t k = moe_min_(moe_piece_(kernels, kind, rows, right->k), right->k);
-  const moe_right_ first = moe_right_part_(right, 0, moe_panels_ahead_(kernels, kind, right, k, rows));
+  const moe_right_ first =
+      moe_right_part_(right, 0, moe_run_first_(right, moe_runs_ahead_(kernels, kind, right, k, rows), 1));
   return moe_right_ahead_(kind, &first, 0, k);
 }
 

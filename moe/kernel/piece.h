@@ -99,9 +99,9 @@ typedef struct moe_piece_at_ {
   int64_t pitch;
   moe_beside_ *beside;
   moe_packing_ *packing;
-  int64_t turns;        /* tiles of the panel at hand that turn the next one */
-  int64_t ahead_panels; /* see moe_piece_ahead_ */
-  int64_t ready;        /* rows that are gathered */
+  int64_t turns;     /* tiles of the panel at hand that turn the next one */
+  int64_t runs, run; /* see moe_runs_ahead_; run: the next */
+  int64_t ready;     /* rows that are gathered */
 } moe_piece_at_;
 
 /* Elements of a piece. Rows that gather themselves meet panels that are packed: nothing asks for short ones. */
@@ -247,13 +247,17 @@ MOE_FN int moe_leave_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece) 
   return piece->more == 0 && m->results && m->results->reads;
 }
 
-/* What is fetched beside the `ahead_panels` panels from p on: as many of the following ones or, after the last, of the
-   next piece, or what is read after this product. With panels that are in cache it is the left operand's next piece. */
-MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
+/* What is fetched beside the next run of panels, from p on: the following one or, after the last, the next piece's
+   first, or what is read after this product. With panels that are in cache it is the left operand's next piece. Returns
+   the run's end. */
+MOE_FN int64_t moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64_t p) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int64_t panels = moe_right_panels_(m->right), count = piece->ahead_panels;
-  const moe_panel_at_ then = moe_panel_after_(m, piece, p, count);
-  const moe_right_ right = moe_right_part_(m->right, then.p, count);
+  const int64_t panels = moe_right_panels_(m->right), run = ++piece->run % piece->runs;
+  const int64_t end = moe_run_first_(m->right, piece->runs, piece->run),
+                first = moe_run_first_(m->right, piece->runs, run);
+  const moe_panel_at_ then = moe_panel_after_(m, piece, p, end - p);
+  const moe_right_ right =
+      moe_right_part_(m->right, then.p, moe_run_first_(m->right, piece->runs, run + 1) - first);
   const moe_ahead_ none = {0};
   moe_ahead_ *ahead = &piece->beside->ahead;
   if (then.k > 0)
@@ -261,10 +265,11 @@ MOE_FN void moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, int64
                             : moe_right_ahead_(kind, &right, then.from, then.k);
   else
     *ahead = m->next ? *m->next : none;
-  const int64_t tiles = moe_min_(count, panels - p) * (piece->beside->tiles / panels);
+  const int64_t tiles = (end - p) * (piece->beside->tiles / panels);
   const int64_t before = tiles - piece->turns;
   const int64_t half = moe_ceil_div_(tiles, 2);
   moe_piece_pace_(m, ahead, moe_leave_ahead_(m, piece) ? moe_min_(before, half) : before, piece->n);
+  return end;
 }
 
 /* Where the tiles of panel p leave for after the last piece, or NULL. */

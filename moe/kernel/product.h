@@ -147,15 +147,12 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
     moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
     piece.beside = &beside;
     piece.packing = &packing;
-    piece.ahead_panels = moe_panels_ahead_(m->kernels, kind, right, piece.n, left->rows);
+    piece.runs = moe_runs_ahead_(m->kernels, kind, right, piece.n, left->rows);
     moe_rows_ahead_(m, &piece);
     if (left->gather) left->gather(left, m->kernels, from, piece.n, piece.gathered, m->piece);
     for (int64_t p = 0, ahead = 0; p < panels; p++) {
       piece.turns = moe_turns_(m, &piece, p);
-      if (p == ahead) {
-        moe_piece_ahead_(m, &piece, p);
-        ahead += piece.ahead_panels;
-      }
+      if (p == ahead) ahead = moe_piece_ahead_(m, &piece, p);
       if (moe_leave_ahead_(m, &piece)) {
         beside.into = m->results->reads(m->results->arg, p);
         moe_piece_pace_(m, &beside.into, moe_ceil_div_(tiles, 2), piece.n);
