@@ -22,7 +22,7 @@ typedef struct moe_results_ {
   /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
   moe_ahead_ (*reads)(void *arg, int64_t p);
   void *arg;
-  /* Instead of `leave`, whole panels of k > 0 leave for here, or NULL, as soon as the rows of a tile are whole: row i of
+  /* Instead of `leave`, whole panels of k > 0 leave for here, or NULL, as soon as a tile's rows are whole: row i of
      panel p for to + i * to_stride, 64*p elements on (see moe_tile_). */
   char *to;
   int64_t to_stride;
@@ -76,7 +76,7 @@ MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ k
   moe_packing_ packing = {m->piece, NULL, 0};
   const int lie = m->right->transposed && !m->right->panel && !m->right->unpack;
   if (!lie || m->left->across || !m->kernels->turn_tile[kind]) return packing;
-  if (m->left->rows < (MOE_TURN_AFTER_ + 4) * MOE_TILE_ROWS) return packing;
+  if (m->left->rows < (MOE_TURN_AFTER_ + MOE_TURN_PARTS_) * MOE_TILE_ROWS) return packing;
   packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
   if (moe_turns_to_float_(m->right->dtype) && moe_dtype_bytes_(m->right->dtype) < 4)
     memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
@@ -153,7 +153,8 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
                                      moe_tile_fn_ multiply) {
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const int usual = multiply == m->kernels->tile[m->product];
-  const int64_t rest = m->left->rows - i, first = usual && rest <= MOE_TILE_LAST_ ? rest : moe_min_(MOE_TILE_ROWS, rest);
+  const int64_t rest = m->left->rows - i,
+                first = usual && rest <= MOE_TILE_LAST_ ? rest : moe_min_(MOE_TILE_ROWS, rest);
   const int64_t ready = moe_max_(i, piece->ready), runs = rest / MOE_TILE_ROWS - 1;
   const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
   if (i + first > ready)
@@ -170,15 +171,16 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   return gathers;
 }
 
-/* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many quarters
-   as there are whole tiles left for. */
+/* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many parts as
+   there are whole tiles left for. */
 MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
   const moe_panel_at_ next = moe_panel_after_(m, piece, p, 1);
   const int gathers = p == 0 && moe_gathers_(m->left), whole = (next.p + 1) * MOE_PANEL <= m->right->n;
-  const int64_t quarters = moe_min_(4, (m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_) / 4);
+  const int64_t tiles = m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_;
+  const int64_t parts = moe_min_(MOE_TURN_PARTS_, tiles / MOE_TURN_PARTS_);
   if (!piece->packing->next || gathers || !whole || next.k != piece->n || next.k % MOE_PREPARE_K_ != 0) return 0;
-  if (!moe_turns_to_float_(m->right->dtype) && quarters < 4) return 0;
-  return quarters * MOE_TURN_TILES_ / 4;
+  if (!moe_turns_to_float_(m->right->dtype) && parts < MOE_TURN_PARTS_) return 0;
+  return parts * MOE_TURN_PARTS_;
 }
 
 /* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and after. Returns what
@@ -218,27 +220,33 @@ MOE_FN int moe_packs_in_tile_(const moe_operands_ *m, const moe_right_ *one, con
          m->left->rows >= MOE_TILE_ROWS;
 }
 
-/* Where the tile finds the piece of panel p that it packs, what follows, and where it leaves it. What was fetched a
-   piece ago may have left the second-level cache since. */
-MOE_FN void moe_tile_source_(const moe_operands_ *m, const moe_right_ *one, const moe_piece_at_ *piece, int64_t p,
-                             moe_tile_ *tile) {
-  const int64_t width = moe_right_width_(one) * moe_dtype_bytes_(one->dtype), last = moe_right_panels_(m->right) - 1;
-  tile->base[0] = one->base[0] + piece->from * one->stride;
-  tile->base[1] = one->parts == 2 ? one->base[1] + piece->from * one->stride : tile->base[0] + width / 2;
+/* Lets the tile pack one panel's elements from `from` on. */
+MOE_FN void moe_tile_source_(const moe_right_ *one, int64_t from, char *packed, moe_tile_ *tile) {
+  const int64_t at = from * one->stride, width = moe_right_width_(one) * moe_dtype_bytes_(one->dtype);
+  tile->base[0] = one->base[0] + at;
+  tile->base[1] = one->parts == 2 ? one->base[1] + at : tile->base[0] + width / 2;
   tile->dtype = one->dtype;
   tile->stride = one->stride;
-  tile->ahead = p < last ? width : piece->more > 0 ? piece->n * one->stride - last * width : 0;
-  tile->packed = piece->packing->here;
+  tile->packed = packed;
 }
 
-/* The same for one that has been turned, but is to be converted: in place. */
-MOE_FN void moe_tile_turned_(const moe_right_ *right, char *panel, moe_tile_ *tile) {
-  tile->base[0] = panel;
-  tile->base[1] = panel + MOE_PANEL / 2 * moe_dtype_bytes_(right->dtype);
-  tile->dtype = right->dtype;
-  tile->stride = MOE_SQUARE_;
-  tile->ahead = 0;
-  tile->packed = panel;
+/* How far from panel p the next one lies that a tile packs, or 0. What was fetched a piece ago may have left the
+   second-level cache since. */
+MOE_FN int64_t moe_source_ahead_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  const moe_right_ *right = m->right;
+  const int64_t width = moe_right_width_(right) * moe_dtype_bytes_(right->dtype), last = moe_right_panels_(right) - 1;
+  if (p < last) return width;
+  return piece->more > 0 ? piece->n * right->stride - last * width : 0;
+}
+
+/* A panel that has been turned as the right operand that it still is, to be converted where it is. */
+MOE_FN moe_right_ moe_right_turned_(const moe_right_ *right, char *panel) {
+  moe_right_ turned = {0};
+  turned.base[0] = panel;
+  turned.parts = 1;
+  turned.stride = MOE_SQUARE_;
+  turned.dtype = right->dtype;
+  return turned;
 }
 
 /* Whether what the panels' products meet as they leave is fetched beside this piece's tiles. It and what comes next
@@ -298,11 +306,14 @@ MOE_FN moe_tile_fn_ moe_tile_panel_(const moe_operands_ *m, const moe_piece_at_ 
   const int64_t turned = packing->turned;
   tile->panel = packing->here;
   if (turned > 0 && !moe_turns_to_float_(one.dtype)) {
-    moe_tile_turned_(&one, packing->here, tile);
+    const moe_right_ halves = moe_right_turned_(&one, packing->here);
+    moe_tile_source_(&halves, 0, packing->here, tile);
+    tile->ahead = 0;
     return m->kernels->pack_tile[kind];
   }
   if (moe_packs_in_tile_(m, &one, piece)) {
-    moe_tile_source_(m, &one, piece, p, tile);
+    moe_tile_source_(&one, piece->from, packing->here, tile);
+    tile->ahead = moe_source_ahead_(m, piece, p);
     return m->kernels->pack_tile[kind];
   }
   if (turned < piece->n)

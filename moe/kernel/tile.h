@@ -4,11 +4,16 @@
 
 enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
-  MOE_TILE_LAST_ = MOE_TILE_ROWS + 2, /* the last seven or eight are four and four: two take almost as long (measured) */
-  MOE_PREPARE_K_ = 32,  /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
-                           4 * MOE_TILE_ROWS or more */
-  MOE_TURN_TILES_ = 16, /* tiles turn a panel, a quarter of k of a quarter of its columns each: */
-  MOE_TURN_DEEP_ = 8    /*   beside every pair of k so many elements of a column, 2 * 64 / MOE_TURN_TILES_ */
+  /* The last seven or eight are four and four: two rows take almost as long as four (measured). */
+  MOE_TILE_LAST_ = MOE_TILE_ROWS + 2,
+  MOE_PREPARE_K_ = 32, /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
+                          4 * MOE_TILE_ROWS or more */
+  /* A panel turns beside MOE_TURN_TILES_ tiles: beside each a part of k of a part of the columns, and beside every pair
+     of k MOE_TURN_DEEP_ elements of one of those. */
+  MOE_TURN_PARTS_ = 4,
+  MOE_TURN_TILES_ = MOE_TURN_PARTS_ * MOE_TURN_PARTS_,
+  MOE_TURN_WIDE_ = MOE_PANEL / MOE_TURN_PARTS_,
+  MOE_TURN_DEEP_ = 2 * MOE_PANEL / MOE_TURN_TILES_
 };
 
 /* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one
@@ -64,8 +69,8 @@ typedef struct moe_tile_ {
   const char *base[2];
   int64_t stride, ahead;
   void *packed;
-  /* For turn_tile, which takes up to MOE_TURN_TILES_ whole MOE_TILE_ROWS: beside each, a quarter of k of a quarter of
-     the columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
+  /* For turn_tile, which takes up to MOE_TURN_TILES_ whole MOE_TILE_ROWS: beside each, a part of k of a part of the
+     columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
      `packed`, rows of a panel's length, as element n of that type or, if it turns into a float, as the upper bits of
      float n, whose others are zero already. */
   /* For gather_tile, which takes whole MOE_TILE_ROWS: beside each the next ones are gathered, a piece apart, and those
@@ -162,7 +167,8 @@ typedef struct moe_turning_ {
 } moe_turning_;
 
 MOE_INLINE moe_turning_ moe_turning_begin_(const moe_tile_ *t, const moe_tile_at_ *at) {
-  const int64_t tile = (t->rows - at->rows) / MOE_TILE_ROWS, k = tile / 4 * (t->k / 4), n = tile % 4 * (MOE_PANEL / 4);
+  const int64_t tile = (t->rows - at->rows) / MOE_TILE_ROWS, k = tile / MOE_TURN_PARTS_ * (t->k / MOE_TURN_PARTS_),
+                n = tile % MOE_TURN_PARTS_ * MOE_TURN_WIDE_;
   const int64_t size = moe_dtype_bytes_(t->dtype), step = moe_turns_to_float_(t->dtype) ? 4 : size;
   const moe_turning_ turning = {t->base[0] + n * t->stride + k * size,
                                 (char *)t->packed + k * MOE_SQUARE_ + n * step + (step - size), t->stride, step, size};
@@ -171,8 +177,8 @@ MOE_INLINE moe_turning_ moe_turning_begin_(const moe_tile_ *t, const moe_tile_at
 
 /* On to the next k, after all columns. */
 MOE_INLINE void moe_turning_move_(moe_turning_ *turning) {
-  turning->from += MOE_TURN_DEEP_ * turning->size - MOE_PANEL / 4 * turning->stride;
-  turning->to += MOE_TURN_DEEP_ * MOE_SQUARE_ - MOE_PANEL / 4 * turning->step;
+  turning->from += MOE_TURN_DEEP_ * turning->size - MOE_TURN_WIDE_ * turning->stride;
+  turning->to += MOE_TURN_DEEP_ * MOE_SQUARE_ - MOE_TURN_WIDE_ * turning->step;
 }
 
 /* Sums that are to leave do so from c, which is in the first-level cache. */
