@@ -183,8 +183,8 @@ MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, in
   return parts * MOE_TURN_PARTS_;
 }
 
-/* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and after. Returns what
-   multiplies those from i on. */
+/* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and after, three to
+   eight. Returns what multiplies those from i on. */
 MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
                                    moe_tile_ *tile, moe_tile_fn_ multiply) {
   const int64_t rest = m->left->rows - i, before = (rest - 3) / MOE_TILE_ROWS - piece->turns;
