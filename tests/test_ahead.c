@@ -37,7 +37,7 @@ static void test_every_line(void **state) {
     const int64_t rows = test_random_range(&rng, 1, 12), bytes = test_random_range(&rng, 1, 700);
     const int64_t stride = bytes + (test_random_chance(&rng, 2) ? -bytes & 63 : test_random_range(&rng, 0, 200));
     const int indexed = test_random_chance(&rng, 4), full = test_random_chance(&rng, 2);
-    const int64_t parts = indexed ? 1 : test_random_range(&rng, 1, 2), pitch = 12 * stride;
+    const int64_t parts = indexed ? 1 : test_random_range(&rng, 1, 2), pitch = 12 * stride + test_random_range(&rng, 0, 3) * 32;
     const int64_t steps = test_random_range(&rng, 1, 40), room = test_random_range(&rng, 1, 64);
     const char *first = memory + test_random_range(&rng, 0, 200);
     memset(&l, 0, sizeof l);

@@ -54,14 +54,16 @@ typedef struct moe_ahead_ {
 MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const int32_t *index, int64_t stride,
                                   int64_t rows, int64_t bytes) {
   moe_ahead_ ahead = {0};
+  const int64_t pitch = second ? second - first : 0;
+  const int alike = stride % 64 == 0 && pitch % 64 == 0; /* all begin as far within a line as the first */
   ahead.base = first;
   if (rows > 0) ahead.block.at = first + (index ? index[0] * stride : 0);
   ahead.index = index;
   ahead.stride = stride;
   ahead.rows = rows;
-  ahead.pitch = second ? second - first : 0;
+  ahead.pitch = pitch;
   ahead.parts = second ? 2 : 1;
-  ahead.lines = moe_ceil_div_((stride % 64 ? 63 : (int64_t)((uintptr_t)first % 64)) + bytes, 64);
+  ahead.lines = moe_ceil_div_((alike ? (int64_t)((uintptr_t)first % 64) : 63) + bytes, 64);
   return ahead;
 }
 
