@@ -221,10 +221,10 @@ MOE_FN int64_t moe_piece_(const moe_kernels *kernels, moe_panel_kind_ kind, int6
   return moe_min_(most, moe_ceil_div_(moe_part_(moe_max_(1, k), most), MOE_PREPARE_K_) * MOE_PREPARE_K_);
 }
 
-/* Of how many panels k elements are fetched ahead, to be multiplied with so many rows: what the second-level cache
-   holds beside what is multiplied; two with many rows, whose products fill that cache and leave memory time enough. Of
-   columns that lie far apart, which may share few places in it, one. Panels that are in cache leave room for something
-   else. */
+/* Of how many panels k elements are fetched ahead, at most, to be multiplied with so many rows: what the second-level
+   cache holds beside what is multiplied; two with many rows, whose products fill that cache and leave memory time
+   enough. Of columns that lie far apart, which may share few places in it, one. Panels that are in cache leave room
+   for something else. */
 MOE_FN int64_t moe_panels_ahead_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_right_ *right, int64_t k,
                                  int64_t rows) {
   if (right->in_cache) return moe_right_panels_(right);

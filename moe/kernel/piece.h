@@ -155,13 +155,13 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
   const int usual = multiply == m->kernels->tile[m->product];
   const int64_t rest = m->left->rows - i,
                 first = usual && rest <= MOE_TILE_LAST_ ? rest : moe_min_(MOE_TILE_ROWS, rest);
-  const int64_t ready = moe_max_(i, piece->ready), runs = rest / MOE_TILE_ROWS - 1;
+  const int64_t ready = moe_max_(i, piece->ready), others = rest / MOE_TILE_ROWS - 1;
   const moe_tile_fn_ gathers = moe_gathers_in_tile_(m, piece->n);
   if (i + first > ready)
     moe_gather_(m, kind, piece->from, piece->n, ready, i + first - ready, piece->gathered + ready * piece->pitch);
   tile->rows = first;
-  if (!usual || runs < 1 || !gathers) return multiply;
-  tile->rows = runs * MOE_TILE_ROWS;
+  if (!usual || others < 1 || !gathers) return multiply;
+  tile->rows = others * MOE_TILE_ROWS;
   tile->later = moe_rows_from_(&m->left->place, i + MOE_TILE_ROWS);
   tile->later.base += piece->from * moe_dtype_bytes_(m->left->dtype);
   tile->later_rows = rest - MOE_TILE_ROWS;
@@ -183,11 +183,11 @@ MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, in
   return parts * MOE_TURN_PARTS_;
 }
 
-/* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and after, three to
-   eight. Returns what multiplies those from i on. */
+/* Lets the last whole tiles turn the next panel, and the ordinary one multiply the rows before and the last few.
+   Returns what multiplies those from i on. */
 MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
                                    moe_tile_ *tile, moe_tile_fn_ multiply) {
-  const int64_t rest = m->left->rows - i, before = (rest - 3) / MOE_TILE_ROWS - piece->turns;
+  const int64_t rest = m->left->rows - i, before = moe_tiles_before_last_(rest) - piece->turns;
   const moe_panel_at_ then = moe_panel_after_(m, piece, p, 1);
   if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
   tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;

@@ -128,7 +128,12 @@ typedef struct moe_tile_at_ {
 /* Of so many rows. */
 MOE_INLINE int64_t moe_tile_now_(int64_t rows) {
   if (rows > MOE_TILE_LAST_) return MOE_TILE_ROWS;
-  return rows > MOE_TILE_ROWS ? 4 : rows;
+  return rows > MOE_TILE_ROWS ? MOE_TILE_LAST_ / 2 : rows;
+}
+
+/* How many tiles of MOE_TILE_ROWS there are before the last three to MOE_TILE_LAST_ rows. */
+MOE_INLINE int64_t moe_tiles_before_last_(int64_t rows) {
+  return (rows + MOE_TILE_ROWS - MOE_TILE_LAST_ - 1) / MOE_TILE_ROWS;
 }
 
 MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {

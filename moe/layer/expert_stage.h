@@ -77,6 +77,7 @@ MOE_FN moe_ahead_ moe_expert_stage_reads_(void *arg, int64_t p) {
   return leaving->stage->reads(leaving->stage->arg, &products);
 }
 
+/* Lets them leave for their place by themselves. */
 MOE_FN void moe_expert_stage_to_(const moe_expert_stage_ *stage, const moe_products_ *products, moe_results_ *results) {
   results->to = stage->to + products->first * stage->to_stride +
                 products->panel * MOE_PANEL * moe_dtype_bytes_(stage->to_dtype);

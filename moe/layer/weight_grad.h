@@ -142,10 +142,10 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
 
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
-MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage, int64_t expert) {
+MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
   const int can = stage->group->kernels.across_tile[stage->group->panel] && !stage->accumulate && !stage->blank;
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
-  return can && fits && moe_group_rows_(stage->group, expert) > 0;
+  return can && fits;
 }
 
 /* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
@@ -171,7 +171,7 @@ MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int in_tile = moe_weight_grad_in_tile_(stage, expert), past = moe_weight_grad_past_(stage);
+  const int in_tile = moe_weight_grad_in_tile_(stage), past = moe_weight_grad_past_(stage);
   const int64_t unread = in_tile && past ? rows : 0;
   const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
