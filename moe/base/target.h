@@ -67,18 +67,23 @@
 #define MOE_QUICK_END
 #endif
 
+/* x, as if it had been computed here, in a register: gcc would load a vector again for each of three uses. */
+#if defined(__x86_64__) || defined(__i386__)
+#define MOE_IN_REGISTER(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__) || defined(__arm__)
+#define MOE_IN_REGISTER(x) __asm__("" : "+w"(x))
+#elif defined(__riscv) || defined(__s390x__) || defined(__powerpc64__)
+#define MOE_IN_REGISTER(x) __asm__("" : "+f"(x))
+#else
+#define MOE_IN_REGISTER(x) __asm__("" : "+m"(x))
+#endif
+
 /* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the
    pragmas say. It cannot see through this: every product the vocabulary returns has passed it. */
-#if !defined(__clang__)
-#define MOE_OPAQUE(x) ((void)0)
-#elif defined(__x86_64__) || defined(__i386__)
-#define MOE_OPAQUE(x) __asm__("" : "+x"(x))
-#elif defined(__aarch64__) || defined(__arm__)
-#define MOE_OPAQUE(x) __asm__("" : "+w"(x))
-#elif defined(__riscv) || defined(__s390x__) || defined(__powerpc64__)
-#define MOE_OPAQUE(x) __asm__("" : "+f"(x))
+#ifdef __clang__
+#define MOE_OPAQUE(x) MOE_IN_REGISTER(x)
 #else
-#define MOE_OPAQUE(x) __asm__("" : "+m"(x))
+#define MOE_OPAQUE(x) ((void)0)
 #endif
 
 /* gcc would keep the addresses of everything near such a pointer, most of them in memory. */

@@ -4,7 +4,7 @@
 
 enum {
   MOE_TILE_ROWS = 6, /* rows of A in registers */
-  /* The last seven or eight are four and four: two rows take almost as long as four (measured). */
+  /* The last seven or eight are four and the rest: two rows take as long as three (measured). */
   MOE_TILE_LAST_ = MOE_TILE_ROWS + 2,
   MOE_PREPARE_K_ = 32, /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
                           4 * MOE_TILE_ROWS or more */
@@ -51,8 +51,8 @@ MOE_QUICK_END
 
 /* `rows` rows times a panel, MOE_TILE_ROWS at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
-   (piece_bytes) on. Two, four or six are multiplied: those beyond the last may be anything, but there is room for them,
-   in c as well. Meanwhile `beside` is brought into the second-level cache; where the tile has the panel's columns side
+   (piece_bytes) on. One or two may be multiplied as three, or an odd number as one more: those beyond the last may be
+   anything, but there is room for them, in c as well. Meanwhile `beside` is brought into the second-level cache; where the tile has the panel's columns side
    by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a share of what the next
    MOE_TILE_ROWS take as well: their rows and sums. */
 typedef struct moe_tile_ {

@@ -55,8 +55,10 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *r
     for (int odd = 1; odd >= 0; odd--) {
       MOE_V(f) b[MOE_TILE_VECTORS];
       MOE_UNROLL
-      for (int j = 0; j < MOE_TILE_VECTORS; j++)
+      for (int j = 0; j < MOE_TILE_VECTORS; j++) {
         b[j] = MOE_V(load)(panel + (2 * pair + odd) * MOE_PANEL + j * MOE_W);
+        if (rows == 3) MOE_IN_REGISTER(b[j]);
+      }
       MOE_K(tile_step)(rows, row + (2 * pair + odd) * (across ? MOE_SQUARE_ : 4), across ? 4 : MOE_PIECE_BYTES, b,
                        flush, acc);
     }
@@ -108,9 +110,10 @@ MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int
     MOE_K(tile_fetch_share)(at, j);
     switch (at->now) {
       case 1:
-      case 2: MOE_K(tile_columns)(2, t, at, at->row, j, at->c, flush); break;
-      case 3:
+      case 2:
+      case 3: MOE_K(tile_columns)(3, t, at, at->row, j, at->c, flush); break;
       case 4: MOE_K(tile_columns)(4, t, at, at->row, j, at->c, flush); break;
+      case 5: MOE_K(tile_columns)(5, t, at, at->row, j, at->c, flush); break;
       default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, at, at->row, j, at->c, flush); break;
     }
   }
