@@ -60,25 +60,29 @@ MOE_INLINE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(
   return r;
 }
 
-/* Of rows of at most 64 x, 64 apart; those of f and df are written in whole vectors, as if zeros followed. df may be
-   NULL. */
-MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, float alpha, const float *x, int64_t rows, int64_t n,
-                                       float *f, float *df) {
-  for (int64_t at = 0; at < rows * MOE_PANEL; at += MOE_PANEL)
-    for (int64_t i = 0; i < n; i += MOE_W) {
-      const MOE_K(act) a = MOE_K(activation)(kind, alpha, MOE_V(loadn)(x + at + i, moe_min_(n - i, MOE_W)));
-      MOE_V(store)(f + at + i, a.f);
-      if (df) MOE_V(store)(df + at + i, a.df);
+/* Of rows of at most 64 x, 64 apart; those of f and df are written in whole vectors, as if zeros followed. up (optional):
+   f is multiplied by up + offset. df may be NULL. */
+MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
+                                       int64_t rows, int64_t n, float *f, float *df) {
+  const MOE_V(f) offset = MOE_V(set1)(glu->up_offset);
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    for (int64_t at = i; at < rows * MOE_PANEL; at += MOE_PANEL) {
+      MOE_K(act) a = MOE_K(activation)(kind, glu->alpha, MOE_V(loadn)(x + at, left));
+      if (up) a.f = MOE_V(mul)(a.f, MOE_V(add)(MOE_V(load)(up + at), offset));
+      MOE_V(store)(f + at, a.f);
+      if (df) MOE_V(store)(df + at, a.df);
     }
+  }
 }
 
 /* The one copy of this code: it is long. For several rows at a call: one alone would wait for each operation. */
-MOE_FN __attribute__((noinline)) void MOE_K(activations)(const moe_glu_ *glu, const float *x, int64_t rows, int64_t n,
-                                                         float *f, float *df) {
+MOE_FN __attribute__((noinline)) void MOE_K(activations)(const moe_glu_ *glu, const float *x, const float *up,
+                                                         int64_t rows, int64_t n, float *f, float *df) {
   switch (glu->activation) {
-#define MOE_ACTIVATION_ROWS_(name, NAME)                                             \
-  case MOE_ACT_##NAME:                                                               \
-    MOE_K(activation_rows)(MOE_ACT_##NAME, glu->alpha, x, rows, n, f, df);           \
+#define MOE_ACTIVATION_ROWS_(name, NAME)                                   \
+  case MOE_ACT_##NAME:                                                     \
+    MOE_K(activation_rows)(MOE_ACT_##NAME, glu, x, up, rows, n, f, df);    \
     break;
     MOE_ACTIVATION_LIST(MOE_ACTIVATION_ROWS_)
 #undef MOE_ACTIVATION_ROWS_

@@ -39,21 +39,18 @@ MOE_INLINE void MOE_K(glu_products_row)(const moe_glu_ *glu, const moe_glu_rows_
   }
 }
 
-/* m from the activations, in their place. */
-MOE_INLINE void MOE_K(glu_gate_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
-  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r), offset = MOE_V(set1)(glu->up_offset);
-  for (int64_t at = r * MOE_PANEL; at < r * MOE_PANEL + rows->n; at += MOE_W) {
-    MOE_V(f) m = MOE_V(load)(rows->m + at);
-    if (!glu->skip_gate) m = MOE_V(mul)(m, MOE_V(add)(MOE_V(load)(rows->up + at), offset));
-    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
-  }
+MOE_INLINE void MOE_K(glu_scale_row)(const moe_glu_rows_ *rows, int64_t r) {
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  for (float *m = rows->m + r * MOE_PANEL, *end = m + rows->n; m < end; m += MOE_W)
+    MOE_V(store)(m, MOE_V(mul)(MOE_V(load)(m), scale));
 }
 
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   const int plain = MOE_K(glu_plain)(glu, rows);
   for (int64_t r = 0; r < rows->rows && !plain; r++) MOE_K(glu_products_row)(glu, rows, r);
-  MOE_K(activations)(glu, glu->skip_gate ? rows->up : rows->gate, rows->rows, rows->n, rows->m, NULL);
-  for (int64_t r = 0; r < rows->rows; r++) MOE_K(glu_gate_row)(glu, rows, r);
+  MOE_K(activations)(glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate ? NULL : rows->up, rows->rows, rows->n,
+                     rows->m, NULL);
+  for (int64_t r = 0; r < rows->rows && rows->scale; r++) MOE_K(glu_scale_row)(rows, r);
 }
 
 /* f, df: the activations of a row and their slopes. Columns at or beyond n take part in no sum: their dm is read as
@@ -95,7 +92,7 @@ MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) 
   const float *x = glu->skip_gate ? rows->up : rows->gate;
   for (int64_t r = 0; r < rows->rows; r++) {
     const int64_t at = r % MOE_K(glu_rows), some = moe_min_(MOE_K(glu_rows), rows->rows - r);
-    if (at == 0) MOE_K(activations)(glu, x + r * MOE_PANEL, some, rows->n, f, df);
+    if (at == 0) MOE_K(activations)(glu, x + r * MOE_PANEL, NULL, some, rows->n, f, df);
     rows->dot[r] = MOE_K(glu_backward_row)(glu, rows, r, f + at * MOE_PANEL, df + at * MOE_PANEL);
   }
 }
@@ -104,7 +101,7 @@ MOE_FN void MOE_K(activate)(const moe_glu_ *glu, const float *x, float *y, float
   float f[MOE_PANEL], df[MOE_PANEL];
   for (int64_t from = 0; from < n; from += MOE_PANEL) {
     const int64_t to = moe_min_(n, from + MOE_PANEL);
-    MOE_K(activations)(glu, x + from, 1, to - from, f, df);
+    MOE_K(activations)(glu, x + from, NULL, 1, to - from, f, df);
     for (int64_t i = from; i < to; i += MOE_W) {
       const int64_t left = moe_min_(to - i, MOE_W);
       if (y) MOE_V(storen)(y + i, MOE_V(canon)(MOE_V(load)(f + i - from)), left);
