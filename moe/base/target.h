@@ -55,11 +55,11 @@
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
 #define MOE_QUICK_END        MOE_PRAGMA(clang attribute pop)
 #elif defined(__GNUC__) && defined(__OPTIMIZE__)
-#define MOE_QUICK_BEGIN        \
-  MOE_PRAGMA(GCC push_options) \
-  MOE_PRAGMA(GCC optimize("O1", "no-tree-ccp", "no-tree-dominator-opts", "no-tree-pta"))
-#define MOE_QUICK_WIDE_BEGIN \
-  MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O1", "expensive-optimizations"))
+#define MOE_QUICK_OPTIMIZE_(...) \
+  MOE_PRAGMA(GCC push_options)   \
+  MOE_PRAGMA(GCC optimize("O1", "no-dse", "no-guess-branch-probability", __VA_ARGS__))
+#define MOE_QUICK_BEGIN      MOE_QUICK_OPTIMIZE_("no-tree-ccp", "no-tree-dominator-opts", "no-tree-pta")
+#define MOE_QUICK_WIDE_BEGIN MOE_QUICK_OPTIMIZE_("expensive-optimizations")
 #define MOE_QUICK_END MOE_PRAGMA(GCC pop_options)
 #else
 #define MOE_QUICK_BEGIN
