@@ -174,11 +174,12 @@ MOE_FN moe_tile_fn_ moe_gather_tile_(const moe_operands_ *m, moe_piece_at_ *piec
 /* How many of panel p's tiles turn the next panel: of its k, which must be as many as those at hand, as many parts as
    there are whole tiles left for. */
 MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  if (!piece->packing->next) return 0;
   const moe_panel_at_ next = moe_panel_after_(m, piece, p, 1);
   const int gathers = p == 0 && moe_gathers_(m->left), whole = (next.p + 1) * MOE_PANEL <= m->right->n;
   const int64_t tiles = m->left->rows / MOE_TILE_ROWS - MOE_TURN_AFTER_;
   const int64_t parts = moe_min_(MOE_TURN_PARTS_, tiles / MOE_TURN_PARTS_);
-  if (!piece->packing->next || gathers || !whole || next.k != piece->n || next.k % MOE_PREPARE_K_ != 0) return 0;
+  if (gathers || !whole || next.k != piece->n || next.k % MOE_PREPARE_K_ != 0) return 0;
   if (!moe_turns_to_float_(m->right->dtype) && parts < MOE_TURN_PARTS_) return 0;
   return parts * MOE_TURN_PARTS_;
 }
@@ -187,9 +188,10 @@ MOE_FN int64_t moe_turns_(const moe_operands_ *m, const moe_piece_at_ *piece, in
    Returns what multiplies those from i on. */
 MOE_FN moe_tile_fn_ moe_turn_tile_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, int64_t i,
                                    moe_tile_ *tile, moe_tile_fn_ multiply) {
+  if (piece->turns == 0) return multiply;
   const int64_t rest = m->left->rows - i, before = moe_tiles_before_last_(rest) - piece->turns;
   const moe_panel_at_ then = moe_panel_after_(m, piece, p, 1);
-  if (piece->turns == 0 || before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
+  if (before < 0 || multiply != m->kernels->tile[m->product]) return multiply;
   tile->rows = (before > 0 ? before : piece->turns) * MOE_TILE_ROWS;
   if (before > 0) return multiply;
   const moe_right_ next = moe_right_part_(m->right, then.p, 1);

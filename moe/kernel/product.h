@@ -41,7 +41,8 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   const moe_left_ *left = m->left;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[kind] : m->kernels->tile[m->product];
-  float *c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+  const int64_t room = MOE_PRODUCTS_FLOATS_(left->rows);
+  float *c = m->c + p * room;
   moe_tile_ tile;
   tile.k = piece->n;
   tile.add = piece->from > 0;
@@ -56,7 +57,9 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     if (to) tile.to = to + i * tile.to_stride;
     if (p == 0 && moe_gathers_(left)) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
-    tile.soon = tile.rows < rest ? tile.row + tile.rows * piece->pitch : piece->gathered;
+    const int last = tile.rows >= rest;
+    tile.soon = last ? piece->gathered : tile.row + tile.rows * piece->pitch;
+    tile.soon_c = last ? m->c + moe_panel_after_(m, piece, p, 1).p * room : tile.c + tile.rows * MOE_PANEL;
     multiply(&tile);
   }
   if (piece->more == 0 && !to) moe_leave_panel_(m, p);

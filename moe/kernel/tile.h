@@ -62,7 +62,8 @@ typedef struct moe_tile_ {
   float *c;
   int add;             /* 0: c starts at +0 */
   moe_beside_ *beside; /* or NULL */
-  const char *soon;    /* rows that are multiplied after the last */
+  const char *soon;    /* rows that are multiplied after the last, */
+  const float *soon_c; /*   and their sums */
   moe_dtype dtype;     /* of what pack_tile, gather_tile or turn_tile reads */
   /* For pack_tile, which takes MOE_TILE_ROWS and makes the panel on the way: columns [32p, 32p+32) of row k lie at
      base[p] + k*stride, or in the panel's own place; what is packed next, `ahead` bytes on, is fetched. */
@@ -202,8 +203,9 @@ MOE_INLINE void moe_tile_beside_(const moe_tile_ *t, int64_t pitch, moe_tile_at_
   moe_fetch_ fetch = {(const char *)t->panel, t->k, 0, 0};
   at->fetches = t->beside && moe_beside_next_(t->beside) ? moe_beside_step_(t->beside, &fetch) : 0;
   at->fetch = moe_fetch_begin_(&fetch);
-  at->soon = at->rows > at->now ? at->row + at->now * pitch : t->soon;
-  at->next = (const char *)(at->c + at->now * MOE_PANEL);
+  const int last = at->rows <= at->now;
+  at->soon = last ? t->soon : at->row + at->now * pitch;
+  at->next = (const char *)(last ? t->soon_c : at->c + at->now * MOE_PANEL);
 }
 
 /* All of one pair's, which is `size` of the bytes of each row's piece. */

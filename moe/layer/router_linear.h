@@ -139,6 +139,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const
   tile.k = n;
   tile.panel = dz;
   tile.c = c;
+  tile.soon_c = c;
   tile.add = 1;
   tile.beside = NULL;
   tile.to = NULL;
