@@ -14,11 +14,11 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, 
   }
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
-    if (t->to_dtype == MOE_DTYPE_F32) MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+    if (t->to.dtype == MOE_DTYPE_F32) MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
     else if (j % 2 == 0)
       MOE_V(storei)
       (line + j * MOE_W * 2,
-       t->to_dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
+       t->to.dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
   }
 }
 
@@ -37,11 +37,11 @@ MOE_INLINE void MOE_K(tile_lines_past)(moe_past_ *past) {
 MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, int few, char *lines, moe_past_ *past) {
   const int64_t rows = at->now, bytes = moe_tile_to_bytes_(t);
   if (!at->to) return;
-  if (t->past) {
+  if (t->to.past) {
     if (few) t->store(lines, bytes, NULL, at->c, rows, MOE_PANEL);
-    *past = moe_past_begin_(lines, at->to, t->to_stride, rows, bytes);
+    *past = moe_past_begin_(lines, at->to, t->to.stride, rows, bytes);
   } else {
-    t->store(at->to, t->to_stride, NULL, at->c, rows, MOE_PANEL);
+    t->store(at->to, t->to.stride, NULL, at->c, rows, MOE_PANEL);
   }
 }
 
@@ -68,7 +68,7 @@ MOE_FN void MOE_K(across_tile_f32)(const moe_tile_ *t) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
     moe_tile_beside_(t, 4, &at);
     if (at.now <= 4) MOE_K(across_rows)(4, t, &at, NULL, &past);
-    else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->past ? lines : NULL, &past);
+    else MOE_K(across_rows)(MOE_TILE_ROWS, t, &at, at.to && t->to.past ? lines : NULL, &past);
     MOE_K(tile_store)(t, &at, at.now <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);

@@ -115,7 +115,7 @@ MOE_FN void MOE_K(across_tile_pairs)(const moe_tile_ *t) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_move_(t, 4, &at)) {
     moe_tile_beside_(t, 4, &at);
     if (at.now <= 4) MOE_K(tile_pairs_rows)(4, 1, t, &at, NULL, &past);
-    else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, t, &at, at.to && t->past ? lines : NULL, &past);
+    else MOE_K(tile_pairs_rows)(MOE_TILE_ROWS, 1, t, &at, at.to && t->to.past ? lines : NULL, &past);
     MOE_K(tile_store)(t, &at, at.now <= 4, lines, &past);
   }
   MOE_K(tile_lines_past)(&past);

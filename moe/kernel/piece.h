@@ -22,12 +22,9 @@ typedef struct moe_results_ {
   /* Instead of `into`, or NULL: what that reads, which is fetched beside the panel's tiles of the last piece. */
   moe_ahead_ (*reads)(void *arg, int64_t p);
   void *arg;
-  /* Instead of `leave`, whole panels of k > 0 leave for here, or NULL, as soon as a tile's rows are whole: row i of
-     panel p for to + i * to_stride, 64*p elements on (see moe_tile_). */
-  char *to;
-  int64_t to_stride;
-  moe_dtype to_dtype;
-  int past;
+  /* Instead of `leave`, where the first panel's columns leave for and those of the others beside them, if they are
+     whole and k > 0: as soon as a tile's rows are. */
+  moe_place_ to;
 } moe_results_;
 
 MOE_FN moe_results_ moe_results_leave_(void (*leave)(void *arg, int64_t p, float *c), void *arg) {
@@ -282,17 +279,11 @@ MOE_FN int64_t moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, in
   return end;
 }
 
-/* Where the tiles of panel p leave for after the last piece, or NULL. */
-MOE_FN char *moe_tile_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p, moe_tile_ *tile) {
-  const moe_results_ *results = m->results;
+/* Where the sums of panel p leave for after this piece. */
+MOE_FN moe_place_ moe_panel_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  const moe_place_ nowhere = {0};
   const int whole = (p + 1) * moe_right_width_(m->right) <= m->right->n;
-  tile->to = NULL;
-  if (piece->more > 0 || !results || !results->to || !whole) return NULL;
-  tile->to_stride = results->to_stride;
-  tile->to_dtype = results->to_dtype;
-  tile->store = m->kernels->store_rows[results->to_dtype];
-  tile->past = results->past;
-  return results->to + p * MOE_PANEL * moe_dtype_bytes_(results->to_dtype);
+  return piece->more > 0 || !m->results || !whole ? nowhere : moe_place_at_(&m->results->to, 0, p * MOE_PANEL);
 }
 
 /* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */

@@ -47,14 +47,15 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   tile.k = piece->n;
   tile.add = piece->from > 0;
   tile.beside = piece->beside;
-  char *to = moe_tile_to_(m, piece, p, &tile);
+  const moe_place_ to = moe_panel_to_(m, piece, p);
+  tile.store = m->kernels->store_rows[to.dtype];
   moe_tile_fn_ multiply = moe_tile_panel_(m, piece, p, usual, &tile);
   for (int64_t i = 0; i < left->rows; i += tile.rows, multiply = usual) {
     const int64_t rest = left->rows - i;
     tile.rows = multiply == usual ? rest : MOE_TILE_ROWS;
     tile.c = c + i * MOE_PANEL;
     tile.row = piece->gathered + i * piece->pitch;
-    if (to) tile.to = to + i * tile.to_stride;
+    tile.to = moe_place_at_(&to, i, 0);
     if (p == 0 && moe_gathers_(left)) multiply = moe_gather_tile_(m, piece, i, &tile, multiply);
     else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
     const int last = tile.rows >= rest;
@@ -62,7 +63,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     tile.soon_c = last ? m->c + moe_panel_after_(m, piece, p, 1).p * room : tile.c + tile.rows * MOE_PANEL;
     multiply(&tile);
   }
-  if (piece->more == 0 && !to) moe_leave_panel_(m, p);
+  if (piece->more == 0 && !to.base) moe_leave_panel_(m, p);
   moe_packing_move_(piece->packing, piece->turns * piece->n / MOE_TURN_TILES_);
 }
 

@@ -39,4 +39,20 @@ typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *sr
 typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
                                    int64_t n);
 
+/* Where whole panels' sums leave for as they are, rounded: row i for base + i * stride. NULL: nowhere. past: past the
+   caches, which only across_tile can; all on whole lines, and no bf16 subnormal. */
+typedef struct moe_place_ {
+  char *base;
+  int64_t stride; /* in bytes */
+  moe_dtype dtype;
+  int past;
+} moe_place_;
+
+/* That of an element further on. */
+MOE_INLINE moe_place_ moe_place_at_(const moe_place_ *place, int64_t row, int64_t column) {
+  moe_place_ at = *place;
+  if (at.base) at.base += row * at.stride + column * moe_dtype_bytes_(at.dtype);
+  return at;
+}
+
 #endif

@@ -52,9 +52,9 @@ MOE_QUICK_END
 /* `rows` rows times a panel, MOE_TILE_ROWS at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
    (piece_bytes) on. One or two may be multiplied as three, or an odd number as one more: those beyond the last may be
-   anything, but there is room for them, in c as well. Meanwhile `beside` is brought into the second-level cache; where the tile has the panel's columns side
-   by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into the first a share of what the next
-   MOE_TILE_ROWS take as well: their rows and sums. */
+   anything, but there is room for them, in c as well. Meanwhile `beside` is brought into the second-level cache; where
+   the tile has the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into
+   the first a share of what the next MOE_TILE_ROWS take as well: their rows and sums. */
 typedef struct moe_tile_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -79,18 +79,13 @@ typedef struct moe_tile_ {
   moe_rows_ later;
   int64_t later_rows;
   char *gathered;
-  /* Where the sums go, rounded, rows to_stride bytes apart, whatever c then holds; NULL: to c. store: the type's. For
-     across_tile, whose bf16 are never subnormal, also `past`: past the caches, all on whole lines. */
-  char *to;
-  int64_t to_stride;
-  moe_dtype to_dtype;
-  moe_store_rows_fn_ store;
-  int past;
+  moe_place_ to;            /* where the sums leave for, whatever c then holds; nowhere: they stay in c */
+  moe_store_rows_fn_ store; /*   as its type */
 } moe_tile_;
 typedef void (*moe_tile_fn_)(const moe_tile_ *tile);
 
 /* Bytes of a row of sums that leaves. */
-MOE_INLINE int64_t moe_tile_to_bytes_(const moe_tile_ *t) { return MOE_PANEL * (t->to_dtype == MOE_DTYPE_F32 ? 4 : 2); }
+MOE_INLINE int64_t moe_tile_to_bytes_(const moe_tile_ *t) { return MOE_PANEL * (t->to.dtype == MOE_DTYPE_F32 ? 4 : 2); }
 
 /* Rows of a tile that leave past the caches, a line at a time beside the next one's products: all at once they would
    take up the places where misses of the first-level cache wait. */
@@ -143,7 +138,7 @@ MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
   at.rows = t->rows;
   at.now = moe_tile_now_(at.rows);
   at.c = t->c;
-  at.to = t->to;
+  at.to = t->to.base;
   return at;
 }
 
@@ -152,7 +147,7 @@ MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *
   at->row += at->now * pitch;
   at->rows -= at->now;
   at->c += at->now * MOE_PANEL;
-  if (at->to) at->to += at->now * t->to_stride;
+  if (at->to) at->to += at->now * t->to.stride;
   at->now = moe_tile_now_(at->rows);
 }
 
@@ -189,7 +184,7 @@ MOE_INLINE void moe_turning_move_(moe_turning_ *turning) {
 
 /* Sums that are to leave do so from c, which is in the first-level cache. */
 MOE_INLINE void moe_tile_leave_(const moe_tile_ *t, const moe_tile_at_ *at) {
-  if (at->to) t->store(at->to, t->to_stride, NULL, at->c, at->now, MOE_PANEL);
+  if (at->to) t->store(at->to, t->to.stride, NULL, at->c, at->now, MOE_PANEL);
 }
 
 /* With the rows at hand multiplied, on to the next. */

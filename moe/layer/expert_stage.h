@@ -22,11 +22,7 @@ typedef struct moe_expert_stage_ {
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
   void *arg;
-  /* Where products go as they are, row r of the group's to to + r * to_stride, and of what type; or NULL. `leave` is
-     for those of a panel that is not whole. */
-  char *to;
-  int64_t to_stride;
-  moe_dtype to_dtype;
+  moe_place_ to; /* (optional) For row 0 of the group; `leave` then is for those of a panel that is not whole */
   int64_t k;
   moe_split_ split;
 } moe_expert_stage_;
@@ -77,14 +73,6 @@ MOE_FN moe_ahead_ moe_expert_stage_reads_(void *arg, int64_t p) {
   return leaving->stage->reads(leaving->stage->arg, &products);
 }
 
-/* Lets them leave for their place by themselves. */
-MOE_FN void moe_expert_stage_to_(const moe_expert_stage_ *stage, const moe_products_ *products, moe_results_ *results) {
-  results->to = stage->to + products->first * stage->to_stride +
-                products->panel * MOE_PANEL * moe_dtype_bytes_(stage->to_dtype);
-  results->to_stride = stage->to_stride;
-  results->to_dtype = stage->to_dtype;
-}
-
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
                                    int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
   const moe_right_ all = stage->right(stage->arg, span->expert);
@@ -96,7 +84,7 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
     moe_expert_leaving_ leaving = {stage, &right, products};
     moe_results_ results = moe_results_leave_(moe_expert_stage_leave_, &leaving);
     if (stage->reads) results.reads = moe_expert_stage_reads_;
-    if (stage->to) moe_expert_stage_to_(stage, &products, &results);
+    results.to = moe_place_at_(&stage->to, first, panel * MOE_PANEL);
     moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, &results);
   }
 }

@@ -142,7 +142,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const
   tile.soon_c = c;
   tile.add = 1;
   tile.beside = NULL;
-  tile.to = NULL;
+  tile.to.base = NULL;
   kernels->tile[MOE_PRODUCT_F32](&tile);
 }
 

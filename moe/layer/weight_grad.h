@@ -177,10 +177,9 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
   moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
-  results.to = in_tile ? moe_weight_grad_at_(stage, expert, m0, n0) : NULL;
-  results.to_stride = stage->n * moe_dtype_bytes_(stage->dtype);
-  results.to_dtype = stage->dtype;
-  results.past = past;
+  if (in_tile)
+    results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0), stage->n * moe_dtype_bytes_(stage->dtype),
+                              stage->dtype, past};
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
 }
