@@ -24,7 +24,8 @@ static void fetch_block(lines *l, const moe_ahead_ *ahead, int by_fetch) {
     return;
   }
   for (int64_t row = 0; row < ahead->deep; row++)
-    for (int64_t n = 0; n < ahead->wide; n++) l->fetched[line_of(l, ahead->block.at + row * ahead->stride + 64 * n)] = 1;
+    for (int64_t n = 0; n < ahead->wide; n++)
+      l->fetched[line_of(l, ahead->block.at + row * ahead->stride + 64 * n)] = 1;
 }
 
 static void test_every_line(void **state) {
@@ -37,7 +38,8 @@ static void test_every_line(void **state) {
     const int64_t rows = test_random_range(&rng, 1, 12), bytes = test_random_range(&rng, 1, 700);
     const int64_t stride = bytes + (test_random_chance(&rng, 2) ? -bytes & 63 : test_random_range(&rng, 0, 200));
     const int indexed = test_random_chance(&rng, 4), full = test_random_chance(&rng, 2);
-    const int64_t parts = indexed ? 1 : test_random_range(&rng, 1, 2), pitch = 12 * stride + test_random_range(&rng, 0, 3) * 32;
+    const int64_t parts = indexed ? 1 : test_random_range(&rng, 1, 2);
+    const int64_t pitch = 12 * stride + test_random_range(&rng, 0, 3) * 32;
     const int64_t steps = test_random_range(&rng, 1, 40), room = test_random_range(&rng, 1, 64);
     const char *first = memory + test_random_range(&rng, 0, 200);
     memset(&l, 0, sizeof l);
@@ -54,10 +56,11 @@ static void test_every_line(void **state) {
     for (; ahead.block.at; moe_ahead_move_(&ahead), blocks++) fetch_block(&l, &ahead, full);
     for (int64_t i = 0; i < LINES; i++)
       if (l.touched[i] && !l.fetched[i])
-        fail_msg("line %d of %d rows of %d bytes, %d apart, is not fetched: at %d, indexed %d, parts %d, steps %d, room "
-                 "%d, full %d",
-                 (int)i, (int)rows, (int)bytes, (int)stride, (int)(first - memory), indexed, (int)parts, (int)steps,
-                 (int)room, full);
+        fail_msg(
+            "line %d of %d rows of %d bytes, %d apart, is not fetched: at %d, indexed %d, parts %d, steps %d, room "
+            "%d, full %d",
+            (int)i, (int)rows, (int)bytes, (int)stride, (int)(first - memory), indexed, (int)parts, (int)steps,
+            (int)room, full);
     if (blocks > steps * ahead.times) fail_msg("%d blocks in %d steps", (int)blocks, (int)steps);
   }
 }

@@ -67,7 +67,8 @@
 #define MOE_QUICK_END
 #endif
 
-/* x, as if it had been computed here, in a register: gcc would load a vector again for each of three uses. */
+/* x, as if it had been computed here, in a register where that kind is known: gcc would load a vector again for each of
+   three uses. */
 #if defined(__x86_64__) || defined(__i386__)
 #define MOE_IN_REGISTER(x) __asm__("" : "+x"(x))
 #elif defined(__aarch64__) || defined(__arm__)

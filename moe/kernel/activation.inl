@@ -60,7 +60,7 @@ MOE_INLINE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(
   return r;
 }
 
-/* Of rows of at most 64 x, 64 apart; those of f and df are written in whole vectors, as if zeros followed. up (optional):
+/* Of rows of at most 64 x, 64 apart; those of f and df are written in whole vectors, as if zeros followed. up: NULL, or
    f is multiplied by up + offset. df may be NULL. */
 MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
                                        int64_t rows, int64_t n, float *f, float *df) {
@@ -80,9 +80,9 @@ MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu,
 MOE_FN __attribute__((noinline)) void MOE_K(activations)(const moe_glu_ *glu, const float *x, const float *up,
                                                          int64_t rows, int64_t n, float *f, float *df) {
   switch (glu->activation) {
-#define MOE_ACTIVATION_ROWS_(name, NAME)                                   \
-  case MOE_ACT_##NAME:                                                     \
-    MOE_K(activation_rows)(MOE_ACT_##NAME, glu, x, up, rows, n, f, df);    \
+#define MOE_ACTIVATION_ROWS_(name, NAME)                                \
+  case MOE_ACT_##NAME:                                                  \
+    MOE_K(activation_rows)(MOE_ACT_##NAME, glu, x, up, rows, n, f, df); \
     break;
     MOE_ACTIVATION_LIST(MOE_ACTIVATION_ROWS_)
 #undef MOE_ACTIVATION_ROWS_

@@ -40,7 +40,7 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
                                    int64_t n);
 
 /* Where whole panels' sums leave for as they are, rounded: row i for base + i * stride. NULL: nowhere. past: past the
-   caches, which only across_tile can; all on whole lines, and no bf16 subnormal. */
+   caches, which only across_tile can; all on whole lines. It takes bf16 not to be subnormal in either case. */
 typedef struct moe_place_ {
   char *base;
   int64_t stride; /* in bytes */

@@ -43,8 +43,8 @@ MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
 
-/* Bytes of rows of k elements, gathered, and of two rows more (see moe_tile_). A few rows may be gathered as float, which
-   takes no more: up to `rows_short`, four bytes and more are an element's share of a piece. */
+/* Bytes of rows of k elements, gathered, and of two rows more (see moe_tile_). A few rows may be gathered as float,
+   which takes no more: up to `rows_short`, four bytes and more are an element's share of a piece. */
 MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
   const int64_t pieces = moe_mul_(rows, moe_ceil_div_(k, moe_piece_most_(&group->kernels, group->panel, rows)));
   return moe_mul_(moe_add_(pieces, 2), group->kernels.piece_bytes[group->panel]);
