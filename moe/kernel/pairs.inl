@@ -180,6 +180,8 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+#include "stream_pairs.inl"
+
 MOE_QUICK_WIDE_BEGIN
 #define MOE_CODES_BITS 4
 #define MOE_PLAIN MOE_V(plain_e2m1)
@@ -207,6 +209,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t, int dot) {
   t->pack_tile[MOE_PANEL_PAIRS] = MOE_K(pack_tile_pairs);
   t->gather_tile[MOE_PANEL_PAIRS] = MOE_K(gather_tile_pairs);
   t->across_tile[MOE_PANEL_PAIRS] = MOE_K(across_tile_pairs);
+  t->stream_pairs = MOE_K(stream_pairs);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
   t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);

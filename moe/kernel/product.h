@@ -5,8 +5,6 @@
 #define MOE_KERNEL_PRODUCT_H
 
 enum {
-  MOE_ROWS_FEW = 32,         /* up to so many rows are multiplied as the weights stream past, */
-  MOE_ROWS_FEW_PLAIN = 20,   /* or so many where unpacking them costs little, */
   MOE_PANELS_MOST = 128,     /* panels at a time, of however few rows */
   MOE_STREAM_FLOATS_ = 8192, /* products that are added to meanwhile: half of a first-level cache */
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
@@ -86,6 +84,14 @@ MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   }
 }
 
+MOE_FN void moe_stream_with_(const moe_operands_ *m, const moe_stream_ *s) {
+  const moe_kernels *kernels = m->kernels;
+  if (s->format) kernels->stream_fp8(s);
+  else if (kernels->stream_pairs && m->product == MOE_PRODUCT_BF16 && s->dtype == MOE_DTYPE_BF16)
+    kernels->stream_pairs(s);
+  else kernels->stream(s);
+}
+
 /* All rows times a piece of the right operand, as many columns at a time as keep their products in cache. */
 MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece) {
   const moe_left_ *left = m->left;
@@ -109,7 +115,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     s.ahead = moe_max_(8, MOE_STREAM_AHEAD_ / run) * right.stride;
     s.c_stride = MOE_PRODUCTS_FLOATS_(left->rows);
     s.c = m->c + p * s.c_stride;
-    (right.format ? m->kernels->stream_fp8 : m->kernels->stream)(&s);
+    moe_stream_with_(m, &s);
   }
 }
 

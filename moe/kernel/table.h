@@ -9,6 +9,8 @@ enum {
   MOE_PANELS_WIDE = 20, /*   where there is room, up to so many */
   MOE_LANES = 16,       /* chains of a dot product of two rows */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
+  MOE_ROWS_FEW = 32,       /* up to so many rows are multiplied as the weights stream past, */
+  MOE_ROWS_FEW_PLAIN = 20, /* or so many where unpacking them costs little */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice that */
@@ -192,6 +194,7 @@ typedef struct moe_kernels {
   /* Of a dtype, of columns of codes; or NULL. bf16 products rely on the flushing mode. */
   void (*stream)(const moe_stream_ *stream);
   void (*stream_fp8)(const moe_stream_ *stream);
+  void (*stream_pairs)(const moe_stream_ *stream); /* of bf16, in bf16 products; or NULL */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
