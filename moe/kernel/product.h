@@ -10,14 +10,21 @@ enum {
   MOE_STREAM_AHEAD_ = 16384  /* bytes that are under way from memory meanwhile */
 };
 
+/* Whether plain weights stream by dot products. */
+MOE_FN int moe_streams_pairs_(const moe_kernels *kernels, moe_product_ product, moe_dtype dtype) {
+  return kernels->stream_pairs && product == MOE_PRODUCT_BF16 && dtype == MOE_DTYPE_BF16;
+}
+
 /* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them
    whole. */
-MOE_FN int moe_streams_(const moe_kernels *kernels, const moe_left_ *left, const moe_right_ *right) {
+MOE_FN int moe_streams_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
+                        const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW) return 0;
   if (!kernels->stream) return 0;
   if (right->format) return 1;
   if (right->unpack) return right->stream && left->keep;
-  return !right->panel && !right->transposed && left->rows <= MOE_ROWS_FEW_PLAIN;
+  const int pairs = moe_streams_pairs_(kernels, product, right->dtype);
+  return !right->panel && !right->transposed && left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN);
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
@@ -87,8 +94,7 @@ MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
 MOE_FN void moe_stream_with_(const moe_operands_ *m, const moe_stream_ *s) {
   const moe_kernels *kernels = m->kernels;
   if (s->format) kernels->stream_fp8(s);
-  else if (kernels->stream_pairs && m->product == MOE_PRODUCT_BF16 && s->dtype == MOE_DTYPE_BF16)
-    kernels->stream_pairs(s);
+  else if (moe_streams_pairs_(kernels, m->product, s->dtype)) kernels->stream_pairs(s);
   else kernels->stream(s);
 }
 
@@ -174,7 +180,7 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
 
 /* c = left * right */
 MOE_FN void moe_multiply_(const moe_operands_ *m) {
-  const int streams = moe_streams_(m->kernels, m->left, m->right);
+  const int streams = moe_streams_(m->kernels, m->product, m->left, m->right);
 #if MOE_X86
   const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();

@@ -52,7 +52,7 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, const moe_stream_ *s, int64_t fro
   const int64_t wide = MOE_K(strip), width = MOE_PANEL / s->parts, run = s->n * s->size, stride = s->stride;
   const int beside = stride == s->parts * run && (s->parts == 1 || s->base[1] == s->base[0] + run);
   const char *next = s->base[0] + (from + deep) * stride;
-  uint32_t pairs[MOE_ROWS_FEW_PLAIN * MOE_K(strip_deep) / 2];
+  uint32_t pairs[MOE_ROWS_FEW_PAIRS * MOE_K(strip_deep) / 2];
   MOE_K(strip_rows)(deep, s, from, pairs);
   for (int64_t part = 0; part < s->parts; part++) {
     float *c = s->c + part * width;

@@ -10,7 +10,8 @@ enum {
   MOE_LANES = 16,       /* chains of a dot product of two rows */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_ROWS_FEW = 32,       /* up to so many rows are multiplied as the weights stream past, */
-  MOE_ROWS_FEW_PLAIN = 20, /* or so many where unpacking them costs little */
+  MOE_ROWS_FEW_PLAIN = 20, /* or so many where unpacking them costs little, */
+  MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice that */

@@ -111,7 +111,7 @@ MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
   row.rows = 1;
   if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
   const moe_right_ any = stage->right(stage->arg, 0);
-  return moe_streams_(&stage->group->kernels, &row, &any);
+  return moe_streams_(&stage->group->kernels, stage->group->product, &row, &any);
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
