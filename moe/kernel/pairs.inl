@@ -180,9 +180,9 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+MOE_QUICK_WIDE_BEGIN
 #include "stream_pairs.inl"
 
-MOE_QUICK_WIDE_BEGIN
 #define MOE_CODES_BITS 4
 #define MOE_PLAIN MOE_V(plain_e2m1)
 #include "pack_codes_pairs.inl"

@@ -4,11 +4,11 @@
    one core where it is asked for once, 0.90 to 1.0 so). */
 
 enum {
-  MOE_K(strip) = MOE_PANEL / 2,  /* columns at a time */
-  MOE_K(strip_few) = 2,          /* up to so many rows take strips MOE_K(strip_flat) of k deep, more MOE_K(strip_deep): */
-  MOE_K(strip_flat) = 4,         /*   what is under way is less, but sums move more often */
-  MOE_K(strip_deep) = 8,
-  MOE_K(strip_again) = 2048      /* bytes behind a line, the other that is fetched with it */
+  MOE_K(strip) = MOE_PANEL / 2, /* columns at a time */
+  MOE_K(strip_deep) = 8,        /* of so many rows of k, */
+  MOE_K(strip_flat) = 4,        /*   or so many where few rows' sums, which move more often then, */
+  MOE_K(strip_few) = 2,         /*   up to so many, are less than the rows on their way */
+  MOE_K(strip_again) = 2048     /* bytes behind a line, the other that is fetched with it */
 };
 
 /* The pairs of k from `from` on of all rows. */
@@ -20,7 +20,8 @@ MOE_INLINE void MOE_K(strip_rows)(int deep, const moe_stream_ *s, int64_t from, 
 }
 
 /* All rows times a strip. */
-MOE_INLINE void MOE_K(strip_multiply)(int deep, const moe_stream_ *s, const char *src, const uint32_t *pairs, float *c) {
+MOE_INLINE void MOE_K(strip_multiply)(int deep, const moe_stream_ *s, const char *src, const uint32_t *pairs,
+                                      float *c) {
   MOE_V(i) b[MOE_K(strip_deep) / 2][MOE_K(strip) / MOE_W];
   MOE_UNROLL
   for (int q = 0; q < deep; q += 2, src += 2 * s->stride)
@@ -66,15 +67,18 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, const moe_stream_ *s, int64_t fro
   }
 }
 
-MOE_FN void MOE_K(stream_pairs)(const moe_stream_ *s) {
+/* What is left of k. */
+MOE_INLINE int64_t MOE_K(strips)(int deep, const moe_stream_ *s) {
   int64_t from = 0;
-  if (s->rows <= MOE_K(strip_few))
-    for (; from + MOE_K(strip_flat) <= s->k; from += MOE_K(strip_flat)) MOE_K(strip_of_rows)(MOE_K(strip_flat), s, from);
-  else
-    for (; from + MOE_K(strip_deep) <= s->k; from += MOE_K(strip_deep)) MOE_K(strip_of_rows)(MOE_K(strip_deep), s, from);
+  for (; from + deep <= s->k; from += deep) MOE_K(strip_of_rows)(deep, s, from);
+  return s->k - from;
+}
+
+MOE_FN void MOE_K(stream_pairs)(const moe_stream_ *s) {
+  const int flat = s->rows <= MOE_K(strip_few);
   moe_stream_ rest = *s;
-  rest.x += from;
-  rest.k -= from;
-  for (int64_t part = 0; part < s->parts; part++) rest.base[part] += from * s->stride;
+  rest.k = flat ? MOE_K(strips)(MOE_K(strip_flat), s) : MOE_K(strips)(MOE_K(strip_deep), s);
+  rest.x += s->k - rest.k;
+  for (int64_t part = 0; part < s->parts; part++) rest.base[part] += (s->k - rest.k) * s->stride;
   if (rest.k > 0) MOE_V(stream)(&rest);
 }
