@@ -1,7 +1,6 @@
 #!/bin/sh
 # compile_checks.sh: the declarations are warning-free under every compiler found, as C99, C11 and C++11 (that the
-# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others; the
-# implementation costs seconds and the declarations nothing.
+# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others.
 . "$(dirname "$0")/support/checks.sh"
 
 cat >"$work/implementation.c" <<'C'
@@ -23,9 +22,6 @@ cat >"$work/user.cc" <<'C'
 extern "C" int used_from_cpp(void);
 int used_from_cpp(void) { return moe_isa_supported(MOE_ISA_SCALAR) != 1; }
 C
-echo 'int nothing;' >"$work/empty.c"
-printf '#include "moe.h"\nint nothing;\n' >"$work/declarations.c"
-for i in $(seq 50); do sed "s/@/$i/g" "$root/tests/support/yardstick.c.in"; done >"$work/yardstick.c"
 
 two_units() { # compiler
   "$1" -O1 -I"$root" -c "$work/implementation.c" -o "$work/implementation.o" &&
@@ -89,42 +85,6 @@ C
   [ -z "$extra" ] || { echo "defined, not declared: $extra" && return 1; }
 }
 
-# The CPU time of a compilation, less that of one of nothing, in seconds of a core on which gcc takes 1.08 s for
-# `yardstick`, a fixed file (and clang 19, which is quicker at it, 0.97 s). The same compiler compiles it in turns: a
-# shared machine's speed differs from another's by a factor of two, and from minute to minute by a third, for each
-# compiler by its own share. So each compilation is held against the yardsticks right before and after it, and the
-# median counts; what comes near the limit is measured longer.
-cpu_time() {
-  python3 - "$work/yardstick.c" "$@" <<'P'
-import resource, statistics, subprocess, sys
-def measure(command):
-    def cpu():
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-    start = cpu()
-    subprocess.run(command, check=True)
-    return cpu() - start
-yardstick, limit, runs, source, baseline, *command = sys.argv[1:]
-reference = 0.97 if command[0] == "clang-19" else 1.08
-shares, cores = [], [measure(command + [yardstick])]
-for run in range(1, int(runs) + 1):
-    taken = measure(command + [source]) - measure(command + [baseline])
-    cores.append(measure(command + [yardstick]))
-    shares.append(taken / statistics.mean(cores[-2:]))
-    cost = statistics.median(shares) * reference
-    if run >= 3 and cost < 0.9 * float(limit):
-        break
-print("%.3f s of %s s allowed (the yardstick takes %.2f s)" % (cost, limit, statistics.mean(cores)))
-sys.exit(cost > float(limit))
-P
-}
-
-timed_check() { # description limit runs source compiler...
-  description=$1
-  shift
-  check "$description" cpu_time "$@" && sed 's/^/# /' "$work/check.log"
-}
-
 # The first C block of README.md, as a user would paste it.
 sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
 check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
@@ -141,10 +101,6 @@ for compiler in $(compilers); do
   else
     skip "$compiler: C++ (no $cxx)"
   fi
-  timed_check "$compiler: -O2 of the implementation takes under 5 s" 5 9 \
-    "$work/implementation.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
-  timed_check "$compiler: including the declarations takes under 0.05 s" 0.05 3 \
-    "$work/declarations.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
 done
 check "gcc -O2: assembly" gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/implementation.s"
 check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols

@@ -1,0 +1,56 @@
+#!/bin/sh
+# compile_time.sh: how long the implementation and the declarations take to compile. tests/run lets nothing else run
+# meanwhile: another process on the same machine takes more of a long compilation than of a short one.
+. "$(dirname "$0")/support/checks.sh"
+
+cat >"$work/implementation.c" <<'C'
+#define MOE_IMPLEMENTATION
+#include "moe.h"
+C
+echo 'int nothing;' >"$work/empty.c"
+printf '#include "moe.h"\nint nothing;\n' >"$work/declarations.c"
+for i in $(seq 50); do sed "s/@/$i/g" "$root/tests/support/yardstick.c.in"; done >"$work/yardstick.c"
+
+# The CPU time of a compilation, less that of one of nothing, in seconds of a core on which gcc takes 1.08 s for
+# `yardstick`, a fixed file (and clang 19, which is quicker at it, 0.97 s). The same compiler compiles it in turns: a
+# shared machine's speed differs from another's by a factor of two, and from minute to minute by a third, for each
+# compiler by its own share. So each compilation is held against the yardsticks right before and after it, and the
+# median counts; what comes near the limit is measured longer.
+cpu_time() {
+  python3 - "$work/yardstick.c" "$@" <<'P'
+import resource, statistics, subprocess, sys
+def measure(command):
+    def cpu():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+    start = cpu()
+    subprocess.run(command, check=True)
+    return cpu() - start
+yardstick, limit, runs, source, baseline, *command = sys.argv[1:]
+reference = 0.97 if command[0] == "clang-19" else 1.08
+shares, cores = [], [measure(command + [yardstick])]
+for run in range(1, int(runs) + 1):
+    taken = measure(command + [source]) - measure(command + [baseline])
+    cores.append(measure(command + [yardstick]))
+    shares.append(taken / statistics.mean(cores[-2:]))
+    cost = statistics.median(shares) * reference
+    if run >= 3 and cost < 0.9 * float(limit):
+        break
+print("%.3f s of %s s allowed (the yardstick takes %.2f s)" % (cost, limit, statistics.mean(cores)))
+sys.exit(cost > float(limit))
+P
+}
+
+timed_check() { # description limit runs source compiler...
+  description=$1
+  shift
+  check "$description" cpu_time "$@" && sed 's/^/# /' "$work/check.log"
+}
+
+for compiler in $(compilers); do
+  timed_check "$compiler: -O2 of the implementation takes under 5 s" 5 9 \
+    "$work/implementation.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
+  timed_check "$compiler: including the declarations takes under 0.05 s" 0.05 3 \
+    "$work/declarations.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
+done
+finish
