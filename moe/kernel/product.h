@@ -91,6 +91,7 @@ MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
   }
 }
 
+/* By the kernel for what the columns are. */
 MOE_FN void moe_stream_with_(const moe_operands_ *m, const moe_stream_ *s) {
   const moe_kernels *kernels = m->kernels;
   if (s->format) kernels->stream_fp8(s);
