@@ -9,14 +9,18 @@ typedef struct moe_fetch_ {
   int64_t run, stride, skip;
 } moe_fetch_;
 
-/* How far it is: `at` is next, `left` are left before the next skip. */
+enum { MOE_FETCH_SPARSE_ = 32 }; /* at least two fetches a line: there is time for another */
+
+/* How far it is: `at` is next, `left` are left before the next skip. `back`: from there to what was fetched a run ago,
+   or 0 where fetches are not sparse. */
 typedef struct moe_fetch_at_ {
   const char *at;
-  int64_t left, run, stride, skip;
+  int64_t left, run, stride, skip, back;
 } moe_fetch_at_;
 
 MOE_INLINE moe_fetch_at_ moe_fetch_begin_(const moe_fetch_ *fetch) {
-  const moe_fetch_at_ begin = {fetch->at, fetch->run, fetch->run, fetch->stride, fetch->skip};
+  const int64_t back = fetch->stride > MOE_FETCH_SPARSE_ ? 0 : -(fetch->run * fetch->stride + fetch->skip);
+  const moe_fetch_at_ begin = {fetch->at, fetch->run, fetch->run, fetch->stride, fetch->skip, back};
   return begin;
 }
 

@@ -54,6 +54,13 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 
 #include "across_tile.inl"
 
+/* Where cores share their way to memory, Zen 4 drops much of what is fetched for the second level: where there is time,
+   it is asked for again, for the first one. */
+MOE_INLINE void MOE_K(tile_fetch_pair)(moe_tile_at_ *at) {
+  if (at->fetch.back) __builtin_prefetch(at->fetch.at + at->fetch.back, 0, 3);
+  moe_tile_fetch_(at, 4, MOE_PIECE_BYTES);
+}
+
 /* One pair of k, of rows a piece apart or, `across`, of a panel's columns. If it is the last, each row ends as soon as
    its sums are done (see tile_row_end): stores in one block would keep the products of the next tile waiting. */
 MOE_INLINE void MOE_K(tile_pair)(int rows, int across, const char *row, const MOE_V(i) *b, const moe_tile_ *t,
@@ -73,7 +80,7 @@ MOE_INLINE void MOE_K(tile_packed)(int rows, int across, const char *row, const 
                                    int last, char *lines, moe_tile_at_ *at,
                                    MOE_V(f) acc[MOE_TILE_ROWS][MOE_PANEL / MOE_W]) {
   MOE_V(i) b[MOE_PANEL / MOE_W];
-  moe_tile_fetch_(at, 4, MOE_PIECE_BYTES);
+  MOE_K(tile_fetch_pair)(at);
   MOE_UNROLL
   for (int j = 0; j < MOE_PANEL / MOE_W; j++) b[j] = MOE_V(loadi)(panel + j * MOE_W);
   MOE_K(tile_pair)(rows, across, row, b, t, at, last, lines, acc);
@@ -133,7 +140,7 @@ MOE_FN void MOE_K(pack_tile_pairs)(const moe_tile_ *t) {
   for (int64_t p = t->k / 2; p > 0; p--, row += 4, panel += MOE_PANEL) {
     MOE_V(i) b[MOE_PANEL / MOE_W];
     MOE_OPAQUE_POINTER(row);
-    moe_tile_fetch_(&at, 4, MOE_PIECE_BYTES);
+    MOE_K(tile_fetch_pair)(&at);
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
       const char *even = src[j * MOE_W / (MOE_PANEL / 2)] + j * MOE_W % (MOE_PANEL / 2) * 2;
