@@ -65,7 +65,7 @@
      The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
      Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R = N*B rows,
      s = 2 bytes (bf16) or 4, it is at most
-       forward   R*(I*s + 21) bytes, with R <= 8*E also R*H*4, and 4 MiB per thread;
+       forward   R*(I*s + 21) bytes, with R <= 256*E also min(R, 16*E)*H*4, and 4 MiB per thread;
        backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size
                  more, and per thread the largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;

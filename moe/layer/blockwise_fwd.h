@@ -125,22 +125,25 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-enum { MOE_ROWS_APART_ = 8 }; /* up to so many rows per expert, the down projection is a stage apart */
+/* Up to so many rows per expert at work, the down projection is a stage apart, which reads each expert's weights once.
+   Blocks are mostly padding then: there is memory for it where they hold so many slots per expert. */
+enum { MOE_ROWS_APART_ = 16, MOE_SLOTS_APART_ = 256 };
 
 MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t lanes) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
-  const int few = moe_ceil_div_(l->N * l->B, MOE_ROWS_APART_) <= l->E;
-  forward->m = (char *)moe_take_(arena, moe_mul4_(l->N, l->B, l->I, call->inner_size));
+  const int64_t slots = moe_mul_(l->N, l->B), apart = moe_min_(slots, moe_mul_(l->E, MOE_ROWS_APART_));
+  const int may = moe_ceil_div_(slots, MOE_SLOTS_APART_) <= l->E;
+  forward->m = (char *)moe_take_(arena, moe_mul3_(slots, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
-  forward->down = few ? (float *)moe_take_(arena, moe_mul4_(l->N, l->B, l->H, 4)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, moe_mul_(l->N, l->B), moe_max_(l->H, l->I),
+  forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
+  moe_lanes_layout_(&call->group, arena, lanes, slots, moe_max_(l->H, l->I),
                     moe_combine_floats_(call, lanes), 0);
 }
 
-/* The down projection by itself, each expert's weights read through once. */
+/* The down projection by itself. */
 MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
   return moe_weights_down_(&((const moe_forward_ *)arg)->call, expert);
 }
@@ -241,6 +244,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
                              {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);
+  if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
   if (forward->down) moe_forward_down_(ctx, forward);
   moe_combine_ down = {0};
   down.call = call;
