@@ -9,10 +9,11 @@ typedef struct moe_fetch_ {
   int64_t run, stride, skip;
 } moe_fetch_;
 
-enum { MOE_FETCH_SPARSE_ = 32 }; /* at least two fetches a line: there is time for another */
+/* Up to so many bytes from fetch to fetch, a line has two or more: there is time to fetch it again. */
+enum { MOE_FETCH_SPARSE_ = 32 };
 
-/* How far it is: `at` is next, `left` are left before the next skip. `back`: from there to what was fetched a run ago,
-   or 0 where fetches are not sparse. */
+/* How far it is: `at` is next, `left` are left before the next skip. `back`, negative: from `at` to the same
+   place a run before, for who fetches again; 0 where there is no time for it. */
 typedef struct moe_fetch_at_ {
   const char *at;
   int64_t left, run, stride, skip, back;

@@ -139,8 +139,7 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, slots, moe_max_(l->H, l->I),
-                    moe_combine_floats_(call, lanes), 0);
+  moe_lanes_layout_(&call->group, arena, lanes, slots, moe_max_(l->H, l->I), moe_combine_floats_(call, lanes), 0);
 }
 
 /* The down projection by itself. */
