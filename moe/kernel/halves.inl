@@ -7,7 +7,7 @@
 
 /* The largest magnitudes of groups of 32 elements of 16 bits, as many at a time as a vector has lanes: of each group
    two words, the larger of which it is. */
-MOE_FN void MOE_K(halves_largest)(uint32_t *most, const char *from, int64_t groups) {
+MOE_EITHER void MOE_K(halves_largest)(uint32_t *most, const char *from, int64_t groups) {
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu);
   for (int64_t g = 0; g < groups; g += MOE_W) {
     MOE_V(i) group[MOE_W];
@@ -94,7 +94,7 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_halves)(uint8_t *codes, 
 }
 
 /* Whether there is an octave to go by: not where bf16 ends. */
-MOE_FN int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
+MOE_EITHER int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
   static const float sixteenths[16] = {1.0f,    1.0625f, 1.125f,  1.1875f, 1.25f,   1.3125f, 1.375f,  1.4375f,
                                        1.5f,    1.5625f, 1.625f,  1.6875f, 1.75f,   1.8125f, 1.875f,  1.9375f};
   const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */

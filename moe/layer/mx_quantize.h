@@ -137,8 +137,8 @@ typedef struct moe_mx_part_ {
 } moe_mx_part_;
 
 /* The codes of elements [at, at+n). */
-MOE_FN moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype dtype, int64_t line, int64_t at,
-                                    int64_t n) {
+MOE_EITHER moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype dtype, int64_t line, int64_t at,
+                                        int64_t n) {
   const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
   const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
   moe_mx_part_ part = {0};
@@ -150,7 +150,7 @@ MOE_FN moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype d
   return part;
 }
 
-MOE_FN void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_part_ *part) {
+MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_part_ *part) {
   const int64_t size = moe_dtype_bytes_(part->dtype);
   for (int64_t i = 0, done; i < part->n; i += done * MOE_MX_GROUP_) {
     const int64_t code = moe_element_bytes_(i, job->format.bits), scale = i / MOE_MX_GROUP_;
@@ -186,20 +186,20 @@ MOE_FN moe_mx_strands_ moe_mx_strands_of_(const moe_mx_quantize_job_ *job, int64
   return item;
 }
 
-MOE_FN int64_t moe_mx_plain_at_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t i) {
+MOE_EITHER int64_t moe_mx_plain_at_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t i) {
   const int64_t line = item->line + i / item->across, at = item->from + i % item->across * item->piece;
   return (line * job->length + at) * job->size;
 }
 
 /* Beside piece `i` of a strand: its share of every strand's next one, a line of each in turn. */
-MOE_FN moe_fetch_ moe_mx_fetch_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand,
-                                int64_t i) {
+MOE_EITHER moe_fetch_ moe_mx_fetch_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand,
+                                    int64_t i) {
   const int64_t next = moe_mx_plain_at_(job, item, i + 1 < item->deep ? i + 1 : i);
   const int64_t apart = moe_mx_plain_at_(job, item, item->deep) - moe_mx_plain_at_(job, item, 0);
   return moe_fetch_strands_(job->from + next + strand * (item->piece * job->size / MOE_STRANDS_), apart);
 }
 
-MOE_FN void moe_mx_piece_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand, int64_t i) {
+MOE_EITHER void moe_mx_piece_(const moe_mx_quantize_job_ *job, const moe_mx_strands_ *item, int64_t strand, int64_t i) {
   const int64_t at = strand * item->deep + i, line = item->line + at / item->across;
   const int64_t from = item->from + at % item->across * item->piece, n = moe_min_(item->piece, item->to - from);
   const int64_t plain = moe_mx_plain_at_(job, item, at);
