@@ -74,6 +74,16 @@ MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
+/* Bytes [from, to), even numbers, of a line. */
+MOE_INLINE void moe_storei_part_avx512(void *line, __m512i x, int64_t from, int64_t to) {
+  _mm512_mask_storeu_epi16(line, (__mmask32)(((uint64_t)1 << to / 2) - ((uint64_t)1 << from / 2)), x);
+}
+/* The last `bytes` of what is before, an even number below 64, and then as many of x as fit. */
+MOE_INLINE __m512i moe_shift_in_avx512(__m512i before, __m512i x, int64_t bytes) {
+  const __m512i lanes = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
+                                         11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_permutex2var_epi16(before, _mm512_add_epi16(lanes, _mm512_set1_epi16((short)(32 - bytes / 2))), x);
+}
 MOE_INLINE void moe_storei_past_avx512(void *p, __m512i x) { _mm512_stream_si512((__m512i *)p, x); }
 MOE_INLINE __m256i moe_load16_avx512(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 MOE_INLINE __m256i moe_load16n_avx512(const void *p, int64_t n) {

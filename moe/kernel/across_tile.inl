@@ -1,6 +1,22 @@
 /* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
    columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
 
+/* Row i in the lines that it goes to: its bytes move up behind what the panel before has left of the first. A line that
+   is not filled, where the first panel begins or the last one ends, is stored in part. */
+MOE_INLINE void MOE_K(tile_carry)(const moe_tile_ *t, const moe_tile_at_ *at, int64_t i, char *line) {
+  char *to = at->to + i * t->to.stride, *first = moe_line_of_(to), *carry = at->carry + i * 64;
+  const int64_t begun = to - first, bytes = moe_tile_to_bytes_(t);
+  MOE_V(i) before = MOE_V(loadi)(carry);
+  for (int64_t j = 0; j < bytes; j += 64) {
+    const MOE_V(i) own = MOE_V(loadi)(line + j);
+    MOE_V(storei)(line + j, MOE_V(shift_in)(before, own, begun));
+    before = own;
+  }
+  MOE_V(storei)(carry, before);
+  if (t->to.begins) MOE_V(storei_part)(first, MOE_V(loadi)(line), begun, 64);
+  if (t->to.ends) MOE_V(storei_part)(first + bytes, MOE_V(shift_in)(before, before, begun), 0, begun);
+}
+
 /* Row i's sums go to c or, to leave past the caches, rounded to `lines`; only a NaN takes the way over c. */
 MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, int i, char *lines,
                                     const MOE_V(f) *sum) {
@@ -10,15 +26,15 @@ MOE_INLINE void MOE_K(tile_row_end)(const moe_tile_ *t, const moe_tile_at_ *at, 
     MOE_UNROLL
     for (int j = 0; j < MOE_PANEL / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
     if (lines) t->store(line, 0, NULL, c, 1, MOE_PANEL);
-    return;
-  }
-  MOE_UNROLL
-  for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
-    if (t->to.dtype == MOE_DTYPE_F32) MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
-    else if (j % 2 == 0)
-      MOE_V(storei)
-      (line + j * MOE_W * 2,
-       t->to.dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
+  } else {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_PANEL / MOE_W; j++) {
+      if (t->to.dtype == MOE_DTYPE_F32) MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+      else if (j % 2 == 0)
+        MOE_V(storei)
+        (line + j * MOE_W * 2,
+         t->to.dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
+    }
   }
 }
 
@@ -39,7 +55,8 @@ MOE_INLINE void MOE_K(tile_store)(const moe_tile_ *t, const moe_tile_at_ *at, in
   if (!at->to) return;
   if (t->to.past) {
     if (few) t->store(lines, bytes, NULL, at->c, rows, MOE_PANEL);
-    *past = moe_past_begin_(lines, at->to, t->to.stride, rows, bytes);
+    for (int64_t i = 0; i < rows && at->carry; i++) MOE_K(tile_carry)(t, at, i, lines + i * bytes);
+    *past = moe_past_begin_(&t->to, lines, at->to, rows, bytes);
   } else {
     t->store(at->to, t->to.stride, NULL, at->c, rows, MOE_PANEL);
   }

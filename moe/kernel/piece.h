@@ -283,7 +283,11 @@ MOE_FN int64_t moe_piece_ahead_(const moe_operands_ *m, moe_piece_at_ *piece, in
 MOE_FN moe_place_ moe_panel_to_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
   const moe_place_ nowhere = {0};
   const int whole = (p + 1) * moe_right_width_(m->right) <= m->right->n;
-  return piece->more > 0 || !m->results || !whole ? nowhere : moe_place_at_(&m->results->to, 0, p * MOE_PANEL);
+  if (piece->more > 0 || !m->results || !whole) return nowhere;
+  moe_place_ to = moe_place_at_(&m->results->to, 0, p * MOE_PANEL);
+  to.begins = p == 0;
+  to.ends = (p + 2) * moe_right_width_(m->right) > m->right->n;
+  return to;
 }
 
 /* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */

@@ -40,18 +40,23 @@ typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *ind
                                    int64_t n);
 
 /* Where whole panels' sums leave for as they are, rounded: row i for base + i * stride. NULL: nowhere. past: past the
-   caches, which only across_tile can; all on whole lines. It takes bf16 not to be subnormal in either case. */
+   caches, which only across_tile can. It takes bf16 not to be subnormal in either case. */
 typedef struct moe_place_ {
   char *base;
   int64_t stride; /* in bytes */
   moe_dtype dtype;
   int past;
+  /* Past the caches, where panels are not whole lines: room for 64 bytes for each row, the last of the panel before,
+     which fill lines together with the next one's; and whether this panel is the first, the last. NULL: they are. */
+  char *carry;
+  int begins, ends;
 } moe_place_;
 
 /* That of an element further on. */
 MOE_INLINE moe_place_ moe_place_at_(const moe_place_ *place, int64_t row, int64_t column) {
   moe_place_ at = *place;
   if (at.base) at.base += row * at.stride + column * moe_dtype_bytes_(at.dtype);
+  if (at.carry) at.carry += row * 64;
   return at;
 }
 

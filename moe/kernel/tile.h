@@ -91,13 +91,19 @@ MOE_INLINE int64_t moe_tile_to_bytes_(const moe_tile_ *t) { return MOE_PANEL * (
    take up the places where misses of the first-level cache wait. */
 typedef struct moe_past_ {
   const char *from; /* the next line, and where it goes */
-  char *to;
-  int64_t run, skip;    /* lines of a row; bytes from one to the next */
+  char *to, *row;       /* row: where its row does, from its first line on */
+  int64_t stride, skip; /* of rows; bytes that are skipped after each of those before */
+  int64_t run;          /* lines of a row */
   int64_t in_row, left; /* lines that are left of the row, and of all */
 } moe_past_;
 
-MOE_INLINE moe_past_ moe_past_begin_(const char *lines, char *to, int64_t stride, int64_t rows, int64_t bytes) {
-  const moe_past_ past = {lines, to, bytes / 64, stride - bytes, bytes / 64, rows * (bytes / 64)};
+MOE_INLINE char *moe_line_of_(char *at) { return at - ((uintptr_t)at & 63); }
+
+/* The line that a first panel begins within has been stored. */
+MOE_INLINE moe_past_ moe_past_begin_(const moe_place_ *place, const char *lines, char *to, int64_t rows,
+                                     int64_t bytes) {
+  const int64_t skip = place->carry && place->begins ? 64 : 0, run = (bytes - skip) / 64;
+  const moe_past_ past = {lines + skip, moe_line_of_(to) + skip, to + skip, place->stride, skip, run, run, rows * run};
   return past;
 }
 
@@ -107,7 +113,9 @@ MOE_INLINE void moe_past_move_(moe_past_ *past) {
   past->left--;
   if (--past->in_row > 0) return;
   past->in_row = past->run;
-  past->to += past->skip;
+  past->from += past->skip;
+  past->row += past->stride;
+  past->to = moe_line_of_(past->row);
 }
 
 /* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
@@ -115,7 +123,7 @@ typedef struct moe_tile_at_ {
   const char *row;
   int64_t rows, now; /* now: of those, as many as are multiplied at once */
   float *c;
-  char *to; /* or NULL */
+  char *to, *carry; /* or NULL */
   moe_fetch_at_ fetch;
   int64_t fetches, left; /* in all; that are left of a part's */
   const char *soon, *next;
@@ -139,12 +147,14 @@ MOE_INLINE moe_tile_at_ moe_tile_first_(const moe_tile_ *t) {
   at.now = moe_tile_now_(at.rows);
   at.c = t->c;
   at.to = t->to.base;
+  at.carry = t->to.carry;
   return at;
 }
 
 /* On to the next rows, `pitch` bytes apart. */
 MOE_INLINE void moe_tile_move_(const moe_tile_ *t, int64_t pitch, moe_tile_at_ *at) {
   at->row += at->now * pitch;
+  if (at->carry) at->carry += at->now * 64;
   at->rows -= at->now;
   at->c += at->now * MOE_PANEL;
   if (at->to) at->to += at->now * t->to.stride;

@@ -158,8 +158,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   down_grad.scaled = backward->scaled;
   down_grad.rounded = backward->rounded;
   /* Before they are read again, weights pass through the caches as well. */
-  down_grad.past =
-      !backward->rounded && 3 * call->plan.rows * call->layer.I * call->inner_size >= MOE_PAST_LEAST / 2;
+  const int64_t row = call->layer.I * call->inner_size;
+  down_grad.past = !backward->rounded && row % 64 == 0 && 3 * call->plan.rows * row >= MOE_PAST_LEAST / 2;
   down_grad.dot = backward->dot;
   down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   down_grad.bias_dtype = backward->weight_grad_dtype;

@@ -145,7 +145,7 @@ MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
   stage.leave = moe_grouped_leave_;
   stage.arg = g;
   if (!moe_grouped_scatters_(g))
-    stage.to = (moe_place_){moe_grouped_out_(g), moe_grouped_columns_(g) * g->size, g->dtype, 0};
+    stage.to = (moe_place_){moe_grouped_out_(g), moe_grouped_columns_(g) * g->size, g->dtype, 0, NULL, 0, 0};
   moe_expert_stage_start_(&stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
   return stage;
 }

@@ -120,12 +120,15 @@ MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, 
          ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
 }
 
-/* dW rows [m0, m0+rows) x `panels` panels' columns at n0. */
+/* dW rows [m0, m0+rows) x `panels` panels' columns at n0; of whole panels that leave past the caches only the lines
+   that are not theirs alone, which they begin and end within. */
 MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
-                                          int64_t n0, int64_t panels) {
-  const int64_t size = moe_dtype_bytes_(stage->dtype);
-  return moe_ahead_rows_(moe_weight_grad_at_(stage, expert, m0, n0), NULL, NULL, (stage->blank + stage->n) * size, rows,
-                         moe_min_(panels * MOE_PANEL, stage->n - n0) * size);
+                                          int64_t n0, int64_t panels, int past) {
+  const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
+  const int64_t n = moe_min_(panels * MOE_PANEL, stage->n - n0), end = n / MOE_PANEL * MOE_PANEL;
+  const char *first = moe_weight_grad_at_(stage, expert, m0, n0);
+  if (!past) return moe_ahead_rows_(first, NULL, NULL, stride, rows, n * size);
+  return moe_ahead_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
 }
 
 /* A panel of them from its products; the product has fetched them. */
@@ -148,11 +151,14 @@ MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
   return can && fits;
 }
 
-/* Whether dW leaves past the caches: only whole lines of an array that none would keep. */
+/* Whether dW leaves past the caches: an array that none would keep. */
 MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
-  const int64_t stride = stage->n * moe_dtype_bytes_(stage->dtype);
-  return stage->group->E * stage->m * stride >= MOE_PAST_LEAST && (uintptr_t)stage->output % 64 == 0 &&
-         stride % 64 == 0;
+  return stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
+}
+
+/* Whether its rows are whole lines. */
+MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
+  return (uintptr_t)stage->output % 64 == 0 && stage->n * moe_dtype_bytes_(stage->dtype) % 64 == 0;
 }
 
 /* Products on their way to dW. */
@@ -172,14 +178,16 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
   const int in_tile = moe_weight_grad_in_tile_(stage), past = moe_weight_grad_past_(stage);
-  const int64_t unread = in_tile && past ? rows : 0;
-  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels);
+  MOE_LINE_ALIGNED char carry[MOE_PANEL * 64];
+  const int64_t unread = in_tile && past && moe_weight_grad_whole_(stage) ? rows : 0;
+  const moe_ahead_ into =
+      moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels, in_tile && past);
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
   moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
   if (in_tile)
     results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0), stage->n * moe_dtype_bytes_(stage->dtype),
-                              stage->dtype, past};
+                              stage->dtype, past, past && !moe_weight_grad_whole_(stage) ? carry : NULL, 0, 0};
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
 }
