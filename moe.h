@@ -73,8 +73,8 @@
      and a few KiB for each expert, block and chunk of 1024 tokens or more.
      What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
      MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
-     gradients, where AVX-512 is in use and whole lines of 64 bytes are written, and from half as much on what the
-     backward keeps for its own products. */
+     gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from half as much on, what the backward
+     keeps for its own products. */
 #ifndef MOE_H
 #define MOE_H
 
