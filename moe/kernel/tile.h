@@ -91,8 +91,8 @@ MOE_INLINE int64_t moe_tile_to_bytes_(const moe_tile_ *t) { return MOE_PANEL * (
    take up the places where misses of the first-level cache wait. */
 typedef struct moe_past_ {
   const char *from; /* the next line, and where it goes */
-  char *to, *row;       /* row: where its row does, from its first line on */
-  int64_t stride, skip; /* of rows; bytes that are skipped after each of those before */
+  char *to, *row;       /* row: somewhere in the first line of its row that goes */
+  int64_t stride, skip; /* bytes from row to row where they go; between them where they come from */
   int64_t run;          /* lines of a row */
   int64_t in_row, left; /* lines that are left of the row, and of all */
 } moe_past_;

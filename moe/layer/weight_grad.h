@@ -151,9 +151,10 @@ MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
   return can && fits;
 }
 
-/* Whether dW leaves past the caches: an array that none would keep. */
+/* Whether they then leave past the caches: those of an array that none would keep. */
 MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
-  return stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
+  return moe_weight_grad_in_tile_(stage) &&
+         stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
 }
 
 /* Whether its rows are whole lines. */
@@ -177,17 +178,16 @@ MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int in_tile = moe_weight_grad_in_tile_(stage), past = moe_weight_grad_past_(stage);
+  const int past = moe_weight_grad_past_(stage), whole = moe_weight_grad_whole_(stage);
   MOE_LINE_ALIGNED char carry[MOE_PANEL * 64];
-  const int64_t unread = in_tile && past && moe_weight_grad_whole_(stage) ? rows : 0;
-  const moe_ahead_ into =
-      moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels, in_tile && past);
+  const int64_t unread = past && whole ? rows : 0;
+  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels, past);
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
   moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
-  if (in_tile)
+  if (moe_weight_grad_in_tile_(stage))
     results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0), stage->n * moe_dtype_bytes_(stage->dtype),
-                              stage->dtype, past, past && !moe_weight_grad_whole_(stage) ? carry : NULL, 0, 0};
+                              stage->dtype, past, past && !whole ? carry : NULL, 0, 0};
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
 }
