@@ -36,6 +36,16 @@ MOE_FN moe_isa moe_cpu_best_(void) {
   return (moe_isa)isa;
 }
 
+/* What is peculiar to such cores is said where it matters. */
+MOE_FN int moe_cpu_is_intel_(void) {
+#if MOE_X86
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return 0;
+#endif
+}
+
 /* What was stored past the caches is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
    in use, and the caller's SSE code crawls ever after. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {

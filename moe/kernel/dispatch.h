@@ -14,14 +14,13 @@ MOE_FN int moe_dot_products_(int asked) {
 #ifdef MOE_PREFER_FMA
   (void)asked;
   return !MOE_PREFER_FMA;
-#elif MOE_X86
-  __builtin_cpu_init();
-  return asked >= 0 || !__builtin_cpu_is("intel");
 #else
-  (void)asked;
-  return 0;
+  return asked >= 0 || !moe_cpu_is_intel_();
 #endif
 }
+
+/* AMD's cores drop fetches while too many are under way; Intel's wait until there is room. */
+MOE_FN int moe_drops_fetches_(void) { return !moe_cpu_is_intel_(); }
 
 MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
   memset(t, 0, sizeof *t);
@@ -33,6 +32,7 @@ MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
 #else
   (void)dot;
 #endif
+  t->drops_fetches = moe_drops_fetches_();
   t->isa = isa;
 }
 

@@ -110,9 +110,10 @@ MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V
     b[i] = MOE_VF(load)(src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W * size);
 }
 
-/* Two rows of them (see stream_pair.inl). */
-MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, MOE_V(f) *above,
-                                         MOE_V(f) *below) {
+/* Two rows of them (see stream_pair.inl). Where fetches are dropped, which are more the less arithmetic a line takes,
+   more are asked for. */
+MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, int drops,
+                                         MOE_V(f) *above, MOE_V(f) *below) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), stride = s->stride, ahead = s->ahead;
   MOE_UNROLL
   for (int i = 0; i < MOE_K(stream_wide) * (int)sizeof(MOE_FORMAT_TYPE); i += 64) {
@@ -120,6 +121,11 @@ MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, 
     __builtin_prefetch(src + ahead + stride + i, 0, 2);
     __builtin_prefetch(src + soon + i, 0, 3);
     __builtin_prefetch(src + soon + stride + i, 0, 3);
+    MOE_UNROLL
+    for (int again = 1; again <= 4 - 64 / (size * MOE_W) && drops; again++) {
+      __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + i, 0, 2);
+      __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + stride + i, 0, 2);
+    }
   }
   MOE_UNROLL
   for (int v = 0; v < MOE_K(stream_vectors); v++) {

@@ -3,11 +3,11 @@
    products that wait for a load leave no room for the fetches behind it. Not for codes. */
 
 /* stream_wide columns of two rows; those `ahead` and `soon` are fetched. */
-MOE_INLINE void MOE_K(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, MOE_V(f) *above,
-                                        MOE_V(f) *below) {
+MOE_INLINE void MOE_K(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, int drops,
+                                        MOE_V(f) *above, MOE_V(f) *below) {
   switch (s->dtype) {
 #define MOE_STREAM_LOAD_(name, type, NAME) \
-  case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_pair_##name##_, MOE_ISA)(s, src, soon, above, below); break;
+  case MOE_DTYPE_##NAME: MOE_CAT(moe_stream_load_pair_##name##_, MOE_ISA)(s, src, soon, drops, above, below); break;
     default:
       MOE_DTYPE_LIST(MOE_STREAM_LOAD_)
 #undef MOE_STREAM_LOAD_
@@ -28,7 +28,7 @@ MOE_INLINE void MOE_K(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t f
     for (int64_t end = s->n - near / size; j < s->n; end = s->n, soon += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
         MOE_V(f) above[MOE_K(stream_vectors)], below[MOE_K(stream_vectors)];
-        MOE_K(stream_load_pair)(s, src, soon, above, below);
+        MOE_K(stream_load_pair)(s, src, soon, rows == 1 && s->drops, above, below);
         const float *x = s->x + from;
         float *sum = c;
         for (int64_t r = 0; r < rows; r++, x += s->x_stride, sum += MOE_PANEL) {

@@ -9,8 +9,7 @@ enum {
   MOE_K(strip_deep) = 8,        /* of so many rows of k, */
   MOE_K(strip_flat) = 4,        /*   or so many where few rows' sums, which move more often then, */
   MOE_K(strip_few) = 2,         /*   up to so many, are less than the rows on their way */
-  MOE_K(strip_tries) = 4,       /* times that a line is fetched, at most, */
-  MOE_K(strip_again) = 4096     /*   so many bytes earlier each */
+  MOE_K(strip_tries) = 4        /* times that a line is fetched, at most */
 };
 
 /* The pairs of k from `from` on of all rows. */
@@ -61,7 +60,7 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_stream_ *s, 
     float *c = s->c + part * width;
     for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width), next += 64 * deep) {
       const char *src = s->base[part] + from * stride + j * s->size;
-      if (beside) MOE_K(strip_fetch)(deep, tries, next, 64, MOE_K(strip_again));
+      if (beside) MOE_K(strip_fetch)(deep, tries, next, 64, MOE_STREAM_AGAIN);
       else MOE_K(strip_fetch)(deep, tries, src + deep * stride, stride, deep * stride);
       if (s->n - j >= wide) MOE_K(strip_multiply)(deep, s, src, pairs, c);
       else MOE_V(stream_rest)(s, src, deep, s->n - j, s->x + from, c);

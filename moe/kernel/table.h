@@ -14,7 +14,8 @@ enum {
   MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
-  MOE_STREAM_NEAR = 2048   /* and so many bytes of a row are on their way into the first-level cache, or twice that */
+  MOE_STREAM_NEAR = 2048,  /* and so many bytes of a row are on their way into the first-level cache, or twice that */
+  MOE_STREAM_AGAIN = 4096  /* bytes from a line to the next that is fetched with it where fetches are dropped */
 };
 
 /* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */
@@ -125,6 +126,7 @@ typedef struct moe_stream_ {
   int64_t rows, x_stride, k;
   const char *base[2];
   int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
+  int drops;                       /* the core drops fetches while too many are under way */
   float *c;
   int64_t c_stride;
 } moe_stream_;
@@ -161,7 +163,8 @@ typedef struct moe_kernels {
   int64_t tile_parts;                   /* in which the f32 tile walks a panel's columns */
   int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
-  int bf16_by_mode; /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
+  int drops_fetches; /* as long as too many are under way */
+  int bf16_by_mode;  /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];
   moe_store_rows_fn_ store_rows[MOE_DTYPE_COUNT_]; /* contract 5 */
   /* Of 4 bits (e2m1), of 8 (fp8). */
