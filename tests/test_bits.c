@@ -238,6 +238,47 @@ static void test_chunks(void **state) {
   }
 }
 
+/* The forward in a workspace full of NaN. */
+static void run_forward(const struct problem *p, moe_context *ctx) {
+  struct problem_args args;
+  size_t bytes;
+  problem_make_args(p, &args);
+  assert_int_equal(problem_workspace_size(PROBLEM_FORWARD, ctx, &args, &bytes), MOE_OK);
+  void *workspace = malloc(bytes);
+  assert_non_null(workspace);
+  memset(workspace, 0xff, bytes);
+  problem_set_workspace(PROBLEM_FORWARD, &args, workspace, bytes);
+  if (problem_call(PROBLEM_FORWARD, ctx, &args) != MOE_OK) fail_msg("forward: %s", ctx->message);
+  free(workspace);
+}
+
+/* A few rows of most experts and many of the last one, whose gate and up take longer than all that another thread finds
+   to do before it comes to that expert's down projection. */
+static void test_down_after_gate_up(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int64_t i = 0; i < test_cases(20, 10); i++) {
+    struct problem_options o = problem_options_random(50000 + (uint64_t)i, dtype);
+    struct test_pool pool = {.seed = (uint64_t)i};
+    struct problem reference, p;
+    o.T = 127, o.H = 300, o.I = 260, o.E = 8, o.K = 1, o.B = 16;
+    o.layer.affinity_mode = MOE_AFFINITY_POST_SCALE;
+    open_independent(&reference, o);
+    int32_t *experts = (int32_t *)(void *)reference.tensor[PT_EXPERT_INDEX].data;
+    for (int64_t t = 0; t < o.T; t++) experts[t] = (int32_t)(t < 7 ? t : 7);
+    moe_context serial = {0};
+    moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool, .num_threads = 2};
+    assert_int_equal(problem_run(&reference, &serial, PROBLEM_ROUTE_BLOCKS), MOE_OK);
+    assert_true(problem_open(&p, &reference.o, NULL, NULL));
+    for (int j = 0; j < PT_COUNT; j++)
+      memcpy(p.tensor[j].data, reference.tensor[j].data, problem_tensor_bytes(&p, j));
+    run_forward(&reference, &serial);
+    run_forward(&p, &ctx);
+    assert_same(&reference, &p, (struct variant){.threads = 2, .pool = POOL_THREADS});
+    problem_close(&reference, NULL, NULL);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
 /* The hook is used, gets no more tasks than num_threads, and every index exactly once. */
 struct counting_pool {
   int64_t calls, most;
@@ -300,6 +341,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
+      EACH_DTYPE(test_down_after_gate_up),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

@@ -61,6 +61,9 @@ MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
 /* Whether a lane's share of the items is known beforehand: then all should be alike. */
 MOE_FN int moe_in_shares_(const moe_context *ctx) { return ctx && ctx->schedule == MOE_SCHEDULE_HI_LO; }
 
+/* Whether items are claimed in their order, those of the first work first. */
+MOE_FN int moe_in_order_(const moe_context *ctx) { return !ctx || ctx->schedule == MOE_SCHEDULE_PING_PONG; }
+
 /* The lane's n-th item, or -1 when there are no more. */
 MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t lane, int64_t n) {
   if (job->schedule == MOE_SCHEDULE_HI_LO) {
@@ -107,7 +110,8 @@ MOE_FN int64_t moe_gcd_(int64_t a, int64_t b) {
   return a;
 }
 
-/* Runs all items of all works, in no particular order, and returns when they are done. */
+/* Runs all items of all works and returns when they are done. An item may wait for one before it if moe_in_order_: all
+   of those are done or, somewhere, under way. */
 MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
   moe_job_ job;
   job.work = work;

@@ -46,6 +46,13 @@ MOE_FN int moe_cpu_is_intel_(void) {
 #endif
 }
 
+/* While waiting for another thread. */
+MOE_FN void moe_cpu_pause_(void) {
+#if MOE_X86
+  __builtin_ia32_pause();
+#endif
+}
+
 /* What was stored past the caches is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
    in use, and the caller's SSE code crawls ever after. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {

@@ -142,7 +142,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   if (backward->recomputed) {
     call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, backward->x, backward->rounded_x,
                                      call->layer.mx.activation_layout);
-    moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
+    moe_gate_up_ gate_up = {call, NULL, backward->recomputed, NULL};
     moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
     const moe_work_ work = moe_expert_stage_work_(&stage);
     moe_run_(ctx, &work, 1);

@@ -9,6 +9,8 @@ typedef struct moe_forward_ {
   char *decoded; /* x decoded, or NULL */
   char *rounded; /* x rounded to MX, or NULL */
   float *down;   /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
+  atomic_int *done;   /* [E] how many of an expert's items of gate and up are, where lanes flow into down; else NULL */
+  int64_t done_whole; /*   of so many */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -139,6 +141,7 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
+  forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, slots, moe_max_(l->H, l->I), moe_combine_floats_(call, lanes), 0);
 }
 
@@ -155,7 +158,15 @@ MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *p) {
            (size_t)p->n * sizeof(float));
 }
 
-MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {
+/* Until all of an expert's m is there. */
+MOE_FN void moe_forward_down_wait_(void *arg, moe_span_ span, float *sum) {
+  const moe_forward_ *forward = (const moe_forward_ *)arg;
+  (void)sum;
+  while (atomic_load_explicit(&forward->done[span.expert], memory_order_acquire) < forward->done_whole)
+    moe_cpu_pause_();
+}
+
+MOE_FN moe_expert_stage_ moe_forward_down_stage_(moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
   moe_expert_stage_ stage = {0};
   stage.group = &call->group;
@@ -163,10 +174,10 @@ MOE_FN void moe_forward_down_(moe_context *ctx, moe_forward_ *forward) {
   stage.left_dtype = call->inner_dtype;
   stage.right = moe_forward_down_right_;
   stage.leave = moe_forward_down_leave_;
+  stage.begin = forward->done ? moe_forward_down_wait_ : NULL;
   stage.arg = forward;
   moe_expert_stage_start_(&stage, call->down.panels, call->layer.I);
-  const moe_work_ work = moe_expert_stage_work_(&stage);
-  moe_run_(ctx, &work, 1);
+  return stage;
 }
 
 MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) {
@@ -209,10 +220,13 @@ MOE_FN void moe_forward_blank_rows_(const moe_forward_ *forward) {
 }
 
 /* Where groups are not neighbours, a panel of m does not hold whole ones. */
+MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
+  return call->round_activations.enabled && call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN;
+}
+
 MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
-  const moe_mx_layout layout = call->layer.mx.activation_layout;
-  if (!call->round_activations.enabled || layout == MOE_MX_LAYOUT_PLAIN) return;
+  if (!moe_forward_rounds_m_(call)) return;
   moe_round_tensor_ rows = {&call->group.kernels,
                             &call->round_activations,
                             forward->m,
@@ -221,9 +235,24 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
                             call->plan.rows,
                             call->layer.I,
                             1,
-                            layout};
+                            call->layer.mx.activation_layout};
   const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
   moe_run_(ctx, &work, 1);
+}
+
+/* Lanes flow from gate and up into a down projection apart, which waits for its own expert's m alone: none is idle
+   while another ends. So where all before an item is under way and so many experts are at work that to wait is rare. */
+MOE_FN int moe_forward_flows_(const moe_context *ctx, const moe_forward_ *forward) {
+  const moe_group_ *group = &forward->call.group;
+  return forward->down && moe_in_order_(ctx) && !moe_forward_rounds_m_(&forward->call) &&
+         moe_group_used_(group) >= 2 * group->lanes;
+}
+
+/* Experts' gate and up are not shared out for the lanes to end together, then. */
+MOE_FN void moe_forward_flow_(moe_forward_ *forward, moe_split_ *split) {
+  split->last = forward->call.layer.E;
+  forward->done_whole = moe_ceil_div_(split->panels, split->per_item);
+  for (int64_t e = 0; e < split->last; e++) atomic_init(&forward->done[e], 0);
 }
 
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
@@ -236,15 +265,18 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
   call->hidden =
       moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
-  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
-  moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
-  moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up);
-  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
-  moe_run_(ctx, first, 2);
-  moe_forward_round_m_(ctx, forward);
   if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
-  if (forward->down) moe_forward_down_(ctx, forward);
+  if (!moe_forward_flows_(ctx, forward)) forward->done = NULL;
+  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T, forward->done};
+  moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
+  moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up), down_stage = moe_forward_down_stage_(forward);
+  if (forward->done) moe_forward_flow_(forward, &gate_up_stage.split);
+  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
+                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL},
+                             moe_expert_stage_work_(&down_stage)};
+  moe_run_(ctx, first, forward->done ? 3 : 2);
+  moe_forward_round_m_(ctx, forward);
+  if (forward->down && !forward->done) moe_run_(ctx, &first[2], 1);
   moe_combine_ down = {0};
   down.call = call;
   down.products = forward->down;

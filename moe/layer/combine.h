@@ -57,6 +57,8 @@ MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
   return patch;
 }
 
+enum { MOE_COMBINE_AHEAD_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
+
 /* The end of the run that row order[at] belongs to. */
 MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t end) {
   const int32_t run = plan->run[plan->order[at]];
@@ -127,6 +129,16 @@ MOE_FN void moe_combine_take_(moe_combine_leaving_ *leaving, float *c, int64_t c
   }
 }
 
+/* They come from other cores' caches: those of the patch of rows order[at, end) are fetched. Returns end. */
+MOE_FN int64_t moe_combine_fetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
+  for (; at < end && stage->products; at++) {
+    const float *row = stage->products + stage->call->plan.order[at] * stage->call->layer.H;
+    for (int64_t p = 0; p < patch->panels * MOE_PANEL; p += 64 / (int64_t)sizeof *row)
+      __builtin_prefetch(row + patch->panel * MOE_PANEL + p, 0, 3);
+  }
+  return end;
+}
+
 /* One run's rows [at,end) of order, added into the lane's sums. */
 MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end,
                              const moe_patch_ *patch, const moe_ahead_ *next) {
@@ -161,8 +173,9 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
                 end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
     memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
-  for (int64_t at = plan->chunk_first[patch.chunk], run_end; at < end; at = run_end) {
+  for (int64_t at = plan->chunk_first[patch.chunk], fetched = at, run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
+    fetched = moe_combine_fetch_(stage, fetched, moe_min_(end, run_end + MOE_COMBINE_AHEAD_), &patch);
     const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, end, &patch) : turn->ahead;
     moe_combine_run_(stage, &lane, at, run_end, &patch, &next);
   }

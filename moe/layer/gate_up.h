@@ -6,6 +6,7 @@ typedef struct moe_gate_up_ {
   const moe_blockwise_ *call;
   char *m;          /* [rows,I] inner type, or NULL */
   void *checkpoint; /* [N,2,I,B], or NULL */
+  atomic_int *done; /* [E] how many of an expert's items are; or NULL */
 } moe_gate_up_;
 
 /* Rows of m leave. */
@@ -85,6 +86,12 @@ MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *p) {
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
 }
 
+MOE_FN void moe_gate_up_done_(void *arg, moe_span_ span, float *sum) {
+  const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
+  (void)sum;
+  (void)atomic_fetch_add_explicit(&stage->done[span.expert], 1, memory_order_release);
+}
+
 MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   const moe_blockwise_ *call = gate_up->call;
   moe_expert_stage_ stage = {0};
@@ -93,6 +100,7 @@ MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   stage.left_dtype = call->dtype;
   stage.right = moe_gate_up_right_;
   stage.leave = moe_gate_up_leave_;
+  stage.end = gate_up->done ? moe_gate_up_done_ : NULL;
   stage.arg = gate_up;
   moe_expert_stage_start_(&stage, call->gate_up.panels, call->layer.H);
   return stage;
