@@ -179,7 +179,8 @@ typedef enum moe_schedule {
 /* A zeroed context is valid: serial (OpenMP's threads under -fopenmp), no allocator. One context serves one call at a
    time. Every function also takes ctx == NULL, which is a zeroed context whose message is lost. */
 typedef struct moe_context {
-  /* Must run task(arg, i) once for every i in [0,count), in any order, on any threads, and return when all are done. */
+  /* Must run task(arg, i) once for every i in [0,count), in any order, on any threads, and return when all are done. A
+     task that has begun must go on whatever others do: one may wait for it, though never for one that has not. */
   void (*parallel_for)(void *user, int64_t count, moe_task task, void *arg);
   void *parallel_for_user;
   int32_t num_threads; /* the most tasks the library hands to one parallel_for; 0 = 1, or omp_get_max_threads() */
