@@ -121,8 +121,9 @@ MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, 
     __builtin_prefetch(src + ahead + stride + i, 0, 2);
     __builtin_prefetch(src + soon + i, 0, 3);
     __builtin_prefetch(src + soon + stride + i, 0, 3);
+    if (!drops) continue;
     MOE_UNROLL
-    for (int again = 1; again <= 4 - 64 / (size * MOE_W) && drops; again++) {
+    for (int again = 1; again <= 4 - 64 / (size * MOE_W); again++) {
       __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + i, 0, 2);
       __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + stride + i, 0, 2);
     }

@@ -43,10 +43,11 @@ MOE_INLINE void MOE_K(strip_multiply)(int deep, const moe_stream_ *s, const char
 /* `deep` lines of what comes next, `stride` apart, and of what comes behind that. */
 MOE_INLINE void MOE_K(strip_fetch)(int deep, int tries, const char *from, int64_t stride, int64_t again) {
   MOE_UNROLL
-  for (int i = 0; i < MOE_K(strip_tries); i++, from += again) {
-    MOE_UNROLL
-    for (int q = 0; q < deep && i < tries; q++) __builtin_prefetch(from + q * stride, 0, 2);
-  }
+  for (int i = 0; i < MOE_K(strip_tries); i++, from += again)
+    if (i < tries) {
+      MOE_UNROLL
+      for (int q = 0; q < deep; q++) __builtin_prefetch(from + q * stride, 0, 2);
+    }
 }
 
 /* All rows times `deep` rows of columns. */
