@@ -22,6 +22,9 @@ MOE_FN int moe_dot_products_(int asked) {
 /* AMD's cores drop fetches while too many are under way; Intel's wait until there is room. */
 MOE_FN int moe_drops_fetches_(void) { return !moe_cpu_is_intel_(); }
 
+/* AMD's cores store half a vector where they load and multiply a whole one. */
+MOE_FN int moe_stores_halves_(void) { return !moe_cpu_is_intel_(); }
+
 MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
   memset(t, 0, sizeof *t);
   moe_fill_table_scalar(t);
@@ -33,6 +36,7 @@ MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
   (void)dot;
 #endif
   t->drops_fetches = moe_drops_fetches_();
+  t->stores_halves = moe_stores_halves_();
   t->isa = isa;
 }
 

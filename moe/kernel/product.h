@@ -112,6 +112,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     s.load = m->kernels->load_rows[right.dtype];
     s.size = right.group / 32;
     s.drops = m->kernels->drops_fetches;
+    s.pair_rows = m->kernels->stores_halves && s.size < 4 ? 2 : MOE_STREAM_ROWS; /* sums that leave would cost most */
     s.x = (const float *)(const void *)piece->gathered;
     s.x_stride = piece->pitch / 4;
     s.rows = left->rows;

@@ -46,7 +46,7 @@ MOE_INLINE void MOE_K(stream_pair)(int64_t rows, const moe_stream_ *s, int64_t f
 /* How many of the k rows of columns went so: all pairs, or none. */
 MOE_FN int64_t MOE_K(stream_few)(const moe_stream_ *s) {
   int64_t from = 0;
-  if (s->rows > MOE_STREAM_ROWS || s->n % MOE_K(stream_wide) != 0) return 0;
+  if (s->rows > s->pair_rows || s->n % MOE_K(stream_wide) != 0) return 0;
   for (; from + 2 <= s->k; from += 2)
     if (s->rows == 1) MOE_K(stream_pair)(1, s, from);
     else MOE_K(stream_pair)(s->rows, s, from);

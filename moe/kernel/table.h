@@ -127,6 +127,7 @@ typedef struct moe_stream_ {
   const char *base[2];
   int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
   int drops;                       /* the core drops fetches while too many are under way */
+  int64_t pair_rows;               /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
 } moe_stream_;
@@ -164,6 +165,7 @@ typedef struct moe_kernels {
   int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
   int drops_fetches; /* as long as too many are under way */
+  int stores_halves; /* of vectors in the time that a whole one is multiplied */
   int bf16_by_mode;  /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_load_rows_fn_ load_rows[MOE_DTYPE_COUNT_];
   moe_store_rows_fn_ store_rows[MOE_DTYPE_COUNT_]; /* contract 5 */
