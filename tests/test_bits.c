@@ -238,20 +238,6 @@ static void test_chunks(void **state) {
   }
 }
 
-/* The forward in a workspace full of NaN. */
-static void run_forward(const struct problem *p, moe_context *ctx) {
-  struct problem_args args;
-  size_t bytes;
-  problem_make_args(p, &args);
-  assert_int_equal(problem_workspace_size(PROBLEM_FORWARD, ctx, &args, &bytes), MOE_OK);
-  void *workspace = malloc(bytes);
-  assert_non_null(workspace);
-  memset(workspace, 0xff, bytes);
-  problem_set_workspace(PROBLEM_FORWARD, &args, workspace, bytes);
-  if (problem_call(PROBLEM_FORWARD, ctx, &args) != MOE_OK) fail_msg("forward: %s", ctx->message);
-  free(workspace);
-}
-
 /* A few rows of most experts and many of the last one, whose gate and up take longer than all that another thread finds
    to do before it comes to that expert's down projection. */
 static void test_down_after_gate_up(void **state) {
@@ -271,8 +257,8 @@ static void test_down_after_gate_up(void **state) {
     assert_true(problem_open(&p, &reference.o, NULL, NULL));
     for (int j = 0; j < PT_COUNT; j++)
       memcpy(p.tensor[j].data, reference.tensor[j].data, problem_tensor_bytes(&p, j));
-    run_forward(&reference, &serial);
-    run_forward(&p, &ctx);
+    assert_int_equal(problem_run(&reference, &serial, PROBLEM_FORWARD), MOE_OK);
+    assert_int_equal(problem_run(&p, &ctx, PROBLEM_FORWARD), MOE_OK);
     assert_same(&reference, &p, (struct variant){.threads = 2, .pool = POOL_THREADS});
     problem_close(&reference, NULL, NULL);
     problem_close(&p, NULL, NULL);

@@ -76,6 +76,7 @@ MOE_INLINE int64_t MOE_K(strips)(int deep, int tries, const moe_stream_ *s) {
   return s->k - from;
 }
 
+/* The fewer rows, the faster the arithmetic and the more often lines are asked for. */
 MOE_FN void MOE_K(stream_pairs)(const moe_stream_ *s) {
   moe_stream_ rest = *s;
   if (s->rows <= MOE_K(strip_few)) rest.k = MOE_K(strips)(MOE_K(strip_flat), MOE_K(strip_tries) + 1 - (int)s->rows, s);

@@ -57,8 +57,6 @@ MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
   return patch;
 }
 
-enum { MOE_COMBINE_AHEAD_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
-
 /* The end of the run that row order[at] belongs to. */
 MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t end) {
   const int32_t run = plan->run[plan->order[at]];
@@ -129,7 +127,9 @@ MOE_FN void moe_combine_take_(moe_combine_leaving_ *leaving, float *c, int64_t c
   }
 }
 
-/* They come from other cores' caches: those of the patch of rows order[at, end) are fetched. Returns end. */
+enum { MOE_COMBINE_AHEAD_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
+
+/* Other cores' caches hold most of them: the patch's, of rows order[at, end), are fetched. Returns end. */
 MOE_FN int64_t moe_combine_fetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
   for (; at < end && stage->products; at++) {
     const float *row = stage->products + stage->call->plan.order[at] * stage->call->layer.H;

@@ -86,6 +86,7 @@ MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *p) {
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
 }
 
+/* For who waits for an expert's m: an item of it is there. */
 MOE_FN void moe_gate_up_done_(void *arg, moe_span_ span, float *sum) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   (void)sum;

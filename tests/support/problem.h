@@ -156,8 +156,8 @@ moe_status problem_call(enum problem_op op, moe_context *ctx, const struct probl
 moe_status problem_workspace_size(enum problem_op op, moe_context *ctx, const struct problem_args *args, size_t *bytes);
 void problem_set_workspace(enum problem_op op, struct problem_args *args, void *workspace, size_t bytes);
 
-/* One operation with a workspace of exactly the right size from malloc; problem_run_all fills and runs all in order,
-   and returns the first error, with *op the operation that it came from. */
+/* One operation with a workspace of exactly the right size from malloc, full of NaN; problem_run_all fills and runs all
+   in order, and returns the first error, with *op the operation that it came from. */
 moe_status problem_run(const struct problem *p, moe_context *ctx, enum problem_op op);
 moe_status problem_run_all(struct problem *p, moe_context *ctx, enum problem_op *op);
 

@@ -176,6 +176,7 @@ moe_status problem_run(const struct problem *p, moe_context *ctx, enum problem_o
   if (status != MOE_OK) return status;
   void *workspace = malloc(bytes ? bytes : 1);
   if (workspace == NULL) return MOE_ERROR_OUT_OF_MEMORY;
+  memset(workspace, 0xff, bytes);
   problem_set_workspace(op, &args, workspace, bytes);
   status = problem_call(op, ctx, &args);
   free(workspace);
