@@ -70,7 +70,7 @@
                  more, and per thread the largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
-     and a few KiB for each expert, block and chunk of 1024 tokens or more.
+     and a few KiB for each expert, block and chunk of 512 tokens or more.
      What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
      MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
      gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from half as much on, what the backward

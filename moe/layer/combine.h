@@ -34,15 +34,21 @@ typedef struct moe_combine_ {
 enum { MOE_COMBINE_FLOATS = 1 << 19 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
-MOE_FN int64_t moe_combine_per_item_(const moe_blockwise_ *call, int64_t lanes) {
+
+/* Into how many items a chunk's panels divide: as many for every lane, if it can be. */
+MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t lanes) {
   const int64_t fit = MOE_COMBINE_FLOATS / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
-  return moe_panels_per_item_(lanes, call->plan.chunks, moe_combine_panels_(call), fit);
+  const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
+  int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(lanes, chunks, panels, fit));
+  while (parts < panels && chunks * parts % lanes != 0) parts++;
+  return parts;
 }
 MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t lanes) {
-  return moe_combine_per_item_(call, lanes) * call->plan.chunk_rows * MOE_PANEL;
+  const int64_t most = moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, lanes));
+  return most * call->plan.chunk_rows * MOE_PANEL;
 }
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
-  return call->plan.chunks * moe_ceil_div_(moe_combine_panels_(call), moe_combine_per_item_(call, call->group.lanes));
+  return call->plan.chunks * moe_combine_parts_(call, call->group.lanes);
 }
 
 /* The chunk of tokens and the panels of an item. */
@@ -50,10 +56,12 @@ typedef struct moe_patch_ {
   int64_t chunk, panel, panels;
 } moe_patch_;
 
+/* Parts are as equal as can be, and the last ones narrower, so that lanes end together. */
 MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
-  const int64_t per_item = moe_combine_per_item_(call, call->group.lanes), chunks = call->plan.chunks;
-  moe_patch_ patch = {item % chunks, item / chunks * per_item, 0};
-  patch.panels = moe_min_(per_item, moe_combine_panels_(call) - patch.panel);
+  const int64_t parts = moe_combine_parts_(call, call->group.lanes), panels = moe_combine_panels_(call);
+  const int64_t part = item / call->plan.chunks, wide = panels % parts;
+  const moe_patch_ patch = {item % call->plan.chunks, part * (panels / parts) + moe_min_(part, wide),
+                            panels / parts + (part < wide)};
   return patch;
 }
 

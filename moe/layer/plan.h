@@ -12,7 +12,7 @@ enum {
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
-  int64_t chunk_rows;   /* tokens of a full chunk or, if less, T */
+  int64_t chunk_rows;   /* tokens of every chunk but, maybe, the last */
   int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int32_t *token;       /* [rows] */
   int32_t *slot;        /* [rows]: block * B + row in the block */
@@ -26,12 +26,12 @@ typedef struct moe_plan_ {
   int32_t *last;        /* [T] last slot of each token, when only that one counts */
 } moe_plan_;
 
-/* Tokens of a chunk. */
+/* Tokens of a chunk: equal ones, so that lanes end together. */
 MOE_FN int64_t moe_plan_chunk_(const moe_blockwise_layer *layer) {
   const double rows = (double)layer->N * (double)layer->B / (double)moe_max_(1, layer->E); /* of an expert, at most */
   int64_t chunk = MOE_CHUNK;
   while (chunk < MOE_CHUNK_MOST && rows * (double)chunk < (double)MOE_CHUNK_RUN_ * (double)layer->T) chunk *= 2;
-  return moe_min_(chunk, layer->T);
+  return moe_part_(layer->T, chunk);
 }
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
