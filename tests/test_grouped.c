@@ -219,7 +219,7 @@ static void test_grouped_exact(void **state) {
 /* Plain weights stream past a few rows, and are packed by the first tile of more: on both sides of either bound. */
 static void test_row_counts(void **state) {
   (void)state;
-  static const int64_t rows[] = {5, 20, 21, 24, 33};
+  static const int64_t rows[] = {5, 6, 7, 12, 13, 20, 21, 24, 25, 33};
   for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n)
     for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; ++dtype) {
       grouped g = grouped_of(test_case_seed(test_seed(1), n), (moe_dtype)dtype, rows[n]);
@@ -310,25 +310,37 @@ static void test_weight_grad_bits(void **state) {
   }
 }
 
+/* Y of experts with so many rows, sizes[E], to the bit. Nothing is read behind the weights. */
+static void check_y_bits(moe_dtype dtype, size_t n, int64_t N, int64_t K, int64_t E, const int32_t *sizes) {
+  uint64_t rng = test_case_seed(test_seed(1), n);
+  moe_grouped_gemm_args a = {.topk = 1, .E = E, .N = N, .K = K, .m_sizes = sizes};
+  for (int64_t e = 0; e < E; ++e) a.num_tokens += sizes[e];
+  test_tensor x = test_tensor_new(dtype, a.num_tokens * K), w = test_tensor_new(dtype, E * N * K);
+  struct guarded weights = guard_alloc(test_tensor_bytes(&w), GUARD_AFTER);
+  fill_bits(&x, &rng, K), fill_bits(&w, &rng, K);
+  a.X = x.data, a.W = memcpy(weights.data, w.data, test_tensor_bytes(&w));
+  check_bits(dtype, 0, &a, dtype, a.num_tokens * N);
+  guard_free(&weights);
+  test_tensor_free(&x), test_tensor_free(&w);
+}
+
 /* Weights whose columns turn into a panel beside the tiles of the panel before: of as many rows as there are tiles for
    none of it, a quarter, half and all, and then some; of one piece, of several of one length, and of a last one that is
-   shorter. Nothing is read behind them. */
+   shorter. */
 static void test_turning_bits(void **state) {
-  const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t sides[][2] = {{200, 64}, {192, 160}, {256, 288}, {130, 300}, {192, 258}, {1480, 32}};
-  int32_t sizes[] = {53, 54, 0, 83, 126, 131};
-  for (size_t n = 0; n < sizeof sides / sizeof *sides; ++n) {
-    uint64_t rng = test_case_seed(test_seed(1), n);
-    moe_grouped_gemm_args a = {
-        .num_tokens = 447, .topk = 1, .E = 6, .N = sides[n][0], .K = sides[n][1], .m_sizes = sizes};
-    test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K), w = test_tensor_new(dtype, a.E * a.N * a.K);
-    struct guarded weights = guard_alloc(test_tensor_bytes(&w), GUARD_AFTER);
-    fill_bits(&x, &rng, a.K), fill_bits(&w, &rng, a.K);
-    a.X = x.data, a.W = memcpy(weights.data, w.data, test_tensor_bytes(&w));
-    check_bits(dtype, 0, &a, dtype, a.num_tokens * a.N);
-    guard_free(&weights);
-    test_tensor_free(&x), test_tensor_free(&w);
-  }
+  static const int32_t sizes[] = {53, 54, 0, 83, 126, 131};
+  for (size_t n = 0; n < sizeof sides / sizeof *sides; ++n)
+    check_y_bits(*(const moe_dtype *)*state, n, sides[n][0], sides[n][1], sizeof sizes / sizeof *sizes, sizes);
+}
+
+/* Weights whose columns turn as they stream past a few rows, on both sides of every bound: whole squares and rests of
+   them, columns longer than what streams at a time, and rows longer than are kept. */
+static void test_streaming_bits(void **state) {
+  static const int64_t sides[][2] = {{70, 33}, {16, 1}, {33, 4131}, {144, 2080}, {9, 640}, {8, 9000}};
+  static const int32_t sizes[] = {1, 2, 6, 7, 0, 12, 13, 24, 25};
+  for (size_t n = 0; n < sizeof sides / sizeof *sides; ++n)
+    check_y_bits(*(const moe_dtype *)*state, n, sides[n][0], sides[n][1], sizeof sizes / sizeof *sizes, sizes);
 }
 
 /* A blob for another shape, type, layout or instruction set is refused, and so is a truncated one. */
@@ -465,6 +477,7 @@ static void test_packed_layer(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact),    cmocka_unit_test(test_row_counts),
                                      EACH_DTYPE(test_weight_grad_bits),       EACH_DTYPE(test_turning_bits),
+                                     EACH_DTYPE(test_streaming_bits),
                                      cmocka_unit_test(test_packed_checks),
                                      cmocka_unit_test(test_bad_arguments),    cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);

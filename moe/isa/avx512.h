@@ -270,28 +270,36 @@ MOE_INLINE __m512i moe_largest2x16_avx512(__m512i v[16]) {
 }
 
 MOE_INLINE void moe_load_columns_avx512(const void *p, int64_t stride, __m512i v[16]) {
-  __m512i four[16]; /* four[4b+r], lane l: words 4b..4b+3 of row 4l+r; loads put them there, shuffles are scarce */
   const char *row = (const char *)p;
+  __m512i half[16]; /* half[8b+4h+r]: words 8b..8b+7 of row 8h+r and of row 8h+r+4: loads put them there */
   MOE_UNROLL
-  for (int r = 0; r < 4; r++, row -= 15 * stride) MOE_UNROLL
-  for (int l = 0; l < 4; l++, row += 4 * stride) {
+  for (int r = 0; r < 8; r++, row += r == 4 ? 5 * stride : stride) {
     MOE_OPAQUE_POINTER(row);
+    const __m256i *first = (const __m256i *)(const void *)row;
+    const __m256i *fifth = (const __m256i *)(const void *)(row + 4 * stride);
     MOE_UNROLL
-    for (int b = 0; b < 4; b++) {
-      const __m128i words = _mm_loadu_si128((const __m128i *)(const void *)row + b);
-      four[4 * b + r] = l == 0 ? _mm512_castsi128_si512(words)
-                               : _mm512_mask_broadcast_i32x4(four[4 * b + r], (__mmask16)(15 << 4 * l), words);
-    }
+    for (int b = 0; b < 2; b++)
+      half[8 * b + r] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(first + b)),
+                                           _mm256_loadu_si256(fifth + b), 1);
   }
   MOE_UNROLL
-  for (int b = 0; b < 16; b += 4) {
-    const __m512i low = _mm512_unpacklo_epi32(four[b], four[b + 1]), high = _mm512_unpackhi_epi32(four[b], four[b + 1]);
-    const __m512i low2 = _mm512_unpacklo_epi32(four[b + 2], four[b + 3]);
-    const __m512i high2 = _mm512_unpackhi_epi32(four[b + 2], four[b + 3]);
-    v[b] = _mm512_unpacklo_epi64(low, low2);
-    v[b + 1] = _mm512_unpackhi_epi64(low, low2);
-    v[b + 2] = _mm512_unpacklo_epi64(high, high2);
-    v[b + 3] = _mm512_unpackhi_epi64(high, high2);
+  for (int b = 0; b < 16; b += 8) {
+    __m512i four[8];
+    MOE_UNROLL
+    for (int h = 0; h < 8; h += 4) {
+      const __m512i *in = half + b + h;
+      const __m512i low = _mm512_unpacklo_epi32(in[0], in[1]), high = _mm512_unpackhi_epi32(in[0], in[1]);
+      const __m512i low2 = _mm512_unpacklo_epi32(in[2], in[3]), high2 = _mm512_unpackhi_epi32(in[2], in[3]);
+      four[h] = _mm512_unpacklo_epi64(low, low2);
+      four[h + 1] = _mm512_unpackhi_epi64(low, low2);
+      four[h + 2] = _mm512_unpacklo_epi64(high, high2);
+      four[h + 3] = _mm512_unpackhi_epi64(high, high2);
+    }
+    MOE_UNROLL
+    for (int w = 0; w < 4; w++) {
+      v[b + w] = _mm512_shuffle_i32x4(four[w], four[4 + w], 0x88);
+      v[b + 4 + w] = _mm512_shuffle_i32x4(four[w], four[4 + w], 0xdd);
+    }
   }
 }
 

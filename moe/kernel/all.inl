@@ -83,6 +83,9 @@ MOE_QUICK_END
 #include "stream_pair.inl"
 #include "stream.inl"
 MOE_QUICK_WIDE_BEGIN
+#define MOE_COLUMN_PAIRS 0
+#include "stream_columns.inl"
+#undef MOE_COLUMN_PAIRS
 #define MOE_CODES_BITS 4
 #include "stream_codes.inl"
 #undef MOE_CODES_BITS
@@ -119,6 +122,8 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #if MOE_BF16_BY_MODE
   t->stream = MOE_K(stream);
   t->stream_fp8 = MOE_K(stream_fp8);
+  t->columns_rows = MOE_W * MOE_ROWS_FEW_COLUMNS / 16;
+  t->stream_columns[MOE_PRODUCT_F32] = t->stream_columns[MOE_PRODUCT_BF16] = MOE_K(stream_columns);
   t->pack_tile[MOE_PANEL_F32] = MOE_K(pack_tile);
   t->gather_tile[MOE_PANEL_F32] = MOE_K(gather_tile);
 #if MOE_TILE_ACROSS

@@ -2,8 +2,6 @@
 #ifndef MOE_KERNEL_OPERANDS_H
 #define MOE_KERNEL_OPERANDS_H
 
-MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
-
 /* Bytes of a packed panel of k rows. */
 MOE_FN int64_t moe_panel_bytes_(moe_panel_kind_ kind, int64_t k) {
   return moe_mul3_(moe_add_(k, k & 1), MOE_PANEL, kind == MOE_PANEL_F32 ? 4 : 2);
@@ -246,11 +244,27 @@ MOE_FN int64_t moe_run_first_(const moe_right_ *right, int64_t runs, int64_t run
   return run * moe_right_panels_(right) / runs;
 }
 
+/* Whether rows are so few that plain columns stream past, each turning on the way. */
+MOE_FN int moe_streams_columns_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
+                                int64_t rows) {
+  if (right->panel || right->unpack || !right->transposed) return 0;
+  return kernels->stream_columns[product] && 2 * rows <= kernels->columns_rows * moe_dtype_bytes_(right->dtype);
+}
+
+/* Elements of each at a time: pieces of k that long, as equally many as can be. */
+MOE_FN int64_t moe_columns_k_(const moe_right_ *right, int64_t piece) {
+  const int64_t most = MOE_COLUMN_BYTES / (piece * moe_dtype_bytes_(right->dtype));
+  return moe_min_(right->k, piece * moe_part_(moe_ceil_div_(right->k, piece), moe_max_(1, most)));
+}
+
 /* What a product of so many rows reads first. */
 MOE_FN moe_ahead_ moe_right_first_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
                                    int64_t rows) {
   const moe_panel_kind_ kind = kernels->panel[product];
-  const int64_t k = moe_min_(moe_piece_(kernels, kind, rows, right->k), right->k);
+  const int64_t piece = moe_piece_(kernels, kind, rows, right->k), k = moe_min_(piece, right->k);
+  if (moe_streams_columns_(kernels, product, right, rows))
+    return moe_ahead_rows_(right->base[0], NULL, NULL, right->stride, moe_min_(right->n, MOE_COLUMNS),
+                           moe_columns_k_(right, piece) * moe_dtype_bytes_(right->dtype));
   const moe_right_ first =
       moe_right_part_(right, 0, moe_run_first_(right, moe_runs_ahead_(kernels, kind, right, k, rows), 1));
   return moe_right_ahead_(kind, &first, 0, k);

@@ -187,6 +187,10 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+#define MOE_COLUMN_PAIRS 1
+#include "stream_columns.inl"
+#undef MOE_COLUMN_PAIRS
+
 MOE_QUICK_WIDE_BEGIN
 #include "stream_pairs.inl"
 
@@ -217,6 +221,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t, int dot) {
   t->gather_tile[MOE_PANEL_PAIRS] = MOE_K(gather_tile_pairs);
   t->across_tile[MOE_PANEL_PAIRS] = MOE_K(across_tile_pairs);
   t->stream_pairs = MOE_K(stream_pairs);
+  t->stream_columns[MOE_PRODUCT_BF16] = MOE_K(stream_columns);
   t->pair_panel = MOE_K(pair_panel);
   t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
   t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);

@@ -15,16 +15,17 @@ MOE_FN int moe_streams_pairs_(const moe_kernels *kernels, moe_product_ product, 
   return kernels->stream_pairs && product == MOE_PRODUCT_BF16 && dtype == MOE_DTYPE_BF16;
 }
 
-/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself wants them
-   whole. */
+/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself, and
+   columns that turn, want them whole. */
 MOE_FN int moe_streams_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
                         const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW) return 0;
   if (!kernels->stream) return 0;
   if (right->format) return 1;
   if (right->unpack) return right->stream && left->keep;
+  if (right->transposed) return left->keep && moe_streams_columns_(kernels, product, right, left->rows);
   const int pairs = moe_streams_pairs_(kernels, product, right->dtype);
-  return !right->panel && !right->transposed && left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN);
+  return !right->panel && left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN);
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
@@ -135,9 +136,62 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
     memset(m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows), 0, (size_t)(rows * MOE_PANEL) * sizeof *m->c);
 }
 
+/* What is fetched while k elements from `from` on of the columns before column j stream: those of the next columns or,
+   if there are none, the first ones' next elements or what is read after this product. */
+MOE_FN moe_fetch_at_ moe_columns_fetch_(const moe_operands_ *m, int64_t j, int64_t from, int64_t k) {
+  const moe_right_ *right = m->right;
+  const int64_t size = moe_dtype_bytes_(right->dtype);
+  const int last = j >= right->n;
+  const char *at = right->base[0] + (last ? (from + k) * size : j * right->stride + from * size);
+  const moe_ahead_ here = moe_ahead_rows_(at, NULL, NULL, right->stride, MOE_COLUMNS, k * size);
+  const moe_ahead_ *ahead = last && from + k >= right->k && m->next && m->next->block.at ? m->next : &here;
+  const moe_fetch_ fetch = {ahead->block.at, ahead->lines, 64, ahead->stride - 64 * ahead->lines};
+  return moe_fetch_begin_(&fetch);
+}
+
+/* All rows times k elements from `from` on of the columns from j on, piece by piece. */
+MOE_FN void moe_stream_some_columns_(const moe_operands_ *m, int64_t j, int64_t from, int64_t k) {
+  const moe_left_ *left = m->left;
+  const moe_right_ *right = m->right;
+  moe_fetch_at_ fetch = moe_columns_fetch_(m, j + MOE_COLUMNS, from, k);
+  moe_columns_ s = {0};
+  s.stride = right->stride;
+  s.size = moe_dtype_bytes_(right->dtype);
+  s.n = moe_min_(MOE_COLUMNS, right->n - j);
+  s.dtype = right->dtype;
+  s.rows = left->rows;
+  s.c = m->c + j / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows) + j % MOE_PANEL;
+  s.fetch = &fetch;
+  for (const int64_t end = from + k; from < end; from += s.k) {
+    const moe_piece_at_ piece = moe_piece_begin_(m, m->kernels->panel[m->product], from);
+    s.base = right->base[0] + j * right->stride + from * s.size;
+    s.k = piece.n;
+    s.x = piece.gathered;
+    s.x_stride = piece.pitch;
+    m->kernels->stream_columns[m->product](&s);
+  }
+}
+
+/* All rows times columns that turn on the way, MOE_COLUMNS at a time, which memory sends one after the other. */
+MOE_FN void moe_stream_columns_(const moe_operands_ *m) {
+  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const int64_t size = moe_piece_size_(m, kind), k = m->right->k, deep = moe_columns_k_(m->right, size);
+  for (int64_t from = 0; from < k && !m->left->held; from += size) {
+    const moe_piece_at_ piece = moe_piece_begin_(m, kind, from);
+    moe_gather_(m, kind, from, piece.n, 0, m->left->rows, piece.gathered);
+  }
+  for (int64_t from = 0; from < k; from += deep)
+    for (int64_t j = 0; j < m->right->n; j += MOE_COLUMNS)
+      moe_stream_some_columns_(m, j, from, moe_min_(deep, k - from));
+}
+
 /* A few rows. */
 MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
   moe_clear_products_(m);
+  if (m->right->transposed && !m->right->unpack) {
+    moe_stream_columns_(m);
+    return;
+  }
   if (m->right->stream) {
     moe_stream_whole_(m);
     return;

@@ -12,6 +12,8 @@ enum {
 
 typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ } moe_panel_kind_;
 
+MOE_INLINE int64_t moe_even_(int64_t k) { return k + (k & 1); }
+
 /* Rows of a matrix: row k is at base + (index ? index[k] : k) * stride bytes. */
 typedef struct moe_rows_ {
   const char *base;

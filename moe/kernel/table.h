@@ -12,6 +12,9 @@ enum {
   MOE_ROWS_FEW = 32,       /* up to so many rows are multiplied as the weights stream past, */
   MOE_ROWS_FEW_PLAIN = 20, /* or so many where unpacking them costs little, */
   MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well */
+  MOE_ROWS_FEW_COLUMNS = 12, /* or so many where columns turn: of 2 bytes an element, with vectors of 16 */
+  MOE_COLUMNS = 16,          /* columns that turn at a time, */
+  MOE_COLUMN_BYTES = 4096,   /*   and bytes of each: as many are on their way */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048,  /* and so many bytes of a row are on their way into the first-level cache, or twice that */
@@ -132,6 +135,18 @@ typedef struct moe_stream_ {
   int64_t c_stride;
 } moe_stream_;
 
+/* A few rows times n columns of k elements each, which are read once: a column's lie side by side, the next one's
+   `stride` bytes on. Column j's sum for row i is at c[64*i + j], and is added to. */
+typedef struct moe_columns_ {
+  const char *base;
+  int64_t stride, size, n, k; /* size: bytes of an element */
+  moe_dtype dtype;
+  const char *x; /* rows, x_stride bytes apart, as the product's tile takes them */
+  int64_t x_stride, rows;
+  float *c;
+  moe_fetch_at_ *fetch; /* as many lines are fetched as are read */
+} moe_columns_;
+
 /* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of
    it lie side by side in a panel. */
 MOE_INLINE float *moe_stream_sums_(const moe_stream_ *s, float *c, int64_t j, int64_t wide, int64_t width) {
@@ -164,6 +179,7 @@ typedef struct moe_kernels {
   int64_t tile_parts;                   /* in which the f32 tile walks a panel's columns */
   int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
+  int64_t columns_rows; /* up to so many rows columns of 2 bytes an element stream past, of 4 twice as many */
   int drops_fetches; /* as long as too many are under way */
   int stores_halves; /* of vectors in the time that a whole one is multiplied */
   int bf16_by_mode;  /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
@@ -201,6 +217,7 @@ typedef struct moe_kernels {
   void (*stream)(const moe_stream_ *stream);
   void (*stream_fp8)(const moe_stream_ *stream);
   void (*stream_pairs)(const moe_stream_ *stream); /* of bf16, in bf16 products; or NULL */
+  void (*stream_columns[MOE_PRODUCTS_])(const moe_columns_ *columns); /* the same; of pairs bf16 only */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
