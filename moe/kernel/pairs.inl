@@ -187,11 +187,11 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
   }
 }
 
+MOE_QUICK_WIDE_BEGIN
 #define MOE_COLUMN_PAIRS 1
 #include "stream_columns.inl"
 #undef MOE_COLUMN_PAIRS
 
-MOE_QUICK_WIDE_BEGIN
 #include "stream_pairs.inl"
 
 #define MOE_CODES_BITS 4

@@ -166,13 +166,12 @@ MOE_FN void MOE_K(turn_fp16)(float *panel, const void *columns, int64_t stride, 
     for (int64_t at = 0; at < k; at += 2 * MOE_W) {
       const char *from = (const char *)columns + n * stride + at * 2;
       float *to = panel + at * MOE_PANEL + n;
-      MOE_V(i) even[MOE_W], odd[MOE_W], halves[2];
-      MOE_V(load_columns)(from, 2 * stride, even);
-      MOE_V(load_columns)(from + stride, 2 * stride, odd);
+      MOE_V(i) column[2][MOE_W], halves[2];
+      for (int odd = 0; odd < 2; odd++) MOE_V(load_columns)(from + odd * stride, 2 * stride, column[odd]);
       for (int r = 0; r < MOE_W; r++, to += 2 * MOE_PANEL) {
         if (at + 2 * r >= k) break;
-        MOE_V(storei)(halves, MOE_V(mux)(MOE_V(set1i)(0xffffu), even[r], MOE_V(slli)(odd[r], 16)));
-        MOE_V(storei)(halves + 1, MOE_V(mux)(upper, odd[r], MOE_V(srli)(even[r], 16)));
+        MOE_V(storei)(halves, MOE_V(mux)(MOE_V(set1i)(0xffffu), column[0][r], MOE_V(slli)(column[1][r], 16)));
+        MOE_V(storei)(halves + 1, MOE_V(mux)(upper, column[1][r], MOE_V(srli)(column[0][r], 16)));
         for (int i = 0; i < 4; i++)
           MOE_V(store)
           (to + i / 2 * MOE_PANEL + i % 2 * MOE_W, MOE_V(load_fp16)((const char *)halves + i * 2 * MOE_W));
