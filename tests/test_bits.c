@@ -265,6 +265,27 @@ static void test_down_after_gate_up(void **state) {
   }
 }
 
+/* Columns of sums divide among threads into parts of which some are wider: 23 panels into 8 and 12. */
+static void test_column_parts(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int threads = 2; threads <= 3; threads++) {
+    struct problem_options o = problem_options_random(60000, dtype);
+    struct test_pool pool = {.seed = (uint64_t)threads};
+    struct problem reference, p;
+    enum problem_op op;
+    o.T = 30, o.H = 64 * 22 + 5, o.I = 40, o.E = 3, o.K = 2, o.B = 16;
+    open_independent(&reference, o);
+    assert_true(problem_open(&p, &reference.o, NULL, NULL));
+    moe_context serial = {0};
+    moe_context ctx = {.parallel_for = test_pool_parallel_for, .parallel_for_user = &pool, .num_threads = threads};
+    assert_int_equal(problem_run_all(&reference, &serial, &op), MOE_OK);
+    assert_int_equal(problem_run_all(&p, &ctx, &op), MOE_OK);
+    assert_same(&reference, &p, (struct variant){.threads = threads, .pool = POOL_THREADS});
+    problem_close(&reference, NULL, NULL);
+    problem_close(&p, NULL, NULL);
+  }
+}
+
 /* The hook is used, gets no more tasks than num_threads, and every index exactly once. */
 struct counting_pool {
   int64_t calls, most;
@@ -327,6 +348,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
+      EACH_DTYPE(test_column_parts),
       EACH_DTYPE(test_down_after_gate_up),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };

@@ -46,8 +46,8 @@
                           "signed-zeros", "no-unsafe-math-optimizations", "fp-contract=off"))
 #define MOE_EXACT_END MOE_PRAGMA(GCC pop_options)
 /* Kernels lose nothing without the pass for partial redundancies, and compile in 0.99 of the time (measured). */
-#define MOE_TARGET_BEGIN(features)                                  \
-  MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC target(features))     \
+#define MOE_TARGET_BEGIN(features)                              \
+  MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC target(features)) \
   MOE_PRAGMA(GCC optimize("no-tree-pre"))
 #define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
 #define MOE_UNROLL     MOE_PRAGMA(GCC unroll 64)

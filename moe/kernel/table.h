@@ -217,7 +217,7 @@ typedef struct moe_kernels {
   void (*stream)(const moe_stream_ *stream);
   void (*stream_fp8)(const moe_stream_ *stream);
   void (*stream_pairs)(const moe_stream_ *stream); /* of bf16, in bf16 products; or NULL */
-  void (*stream_columns[MOE_PRODUCTS_])(const moe_columns_ *columns); /* the same; of pairs bf16 only */
+  void (*stream_columns[MOE_PRODUCTS_])(const moe_columns_ *columns); /* of a dtype, of pairs bf16; or NULL */
   /* Adds rows' products with a panel that pack_codes_columns would make of the stream's parts; of 4 bits, of 8; or
      NULL. */
   void (*stream_codes[2])(const moe_stream_ *stream, const moe_codes_ *parts);
