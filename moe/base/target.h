@@ -68,8 +68,10 @@
 #define MOE_QUICK_OPTIMIZE_(...) \
   MOE_PRAGMA(GCC push_options)   \
   MOE_PRAGMA(GCC optimize("O1", "no-dse", "no-guess-branch-probability", __VA_ARGS__))
-#define MOE_QUICK_BEGIN \
-  MOE_QUICK_OPTIMIZE_("no-tree-ccp", "no-tree-dominator-opts", "no-tree-loop-optimize", "no-tree-pta")
+#define MOE_QUICK_BEGIN                                                                                 \
+  MOE_QUICK_OPTIMIZE_("no-tree-ccp", "no-tree-dominator-opts", "no-tree-loop-optimize", "no-tree-pta",  \
+                      "no-tree-fre", "no-tree-ch", "no-forward-propagate", "no-split-wide-types",       \
+                      "no-reorder-blocks", "ira-region=one")
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_OPTIMIZE_("expensive-optimizations")
 #define MOE_QUICK_END MOE_PRAGMA(GCC pop_options)
 #else
