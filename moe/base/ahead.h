@@ -34,6 +34,27 @@ MOE_INLINE void moe_fetch_next_(moe_fetch_at_ *fetch) {
   }
 }
 
+/* So many; quicker while there is no skip among them. */
+MOE_INLINE void moe_fetch_some_(moe_fetch_at_ *fetch, int64_t count) {
+  if (fetch->left <= count) {
+    for (int64_t i = 0; i < count; i++) moe_fetch_next_(fetch);
+    return;
+  }
+  for (int64_t i = 0; i < count; i++, fetch->at += fetch->stride) __builtin_prefetch(fetch->at, 0, 2);
+  fetch->left -= count;
+}
+
+/* Rows of so many lines each, `stride` bytes apart. */
+MOE_INLINE moe_fetch_ moe_fetch_rows_(const char *at, int64_t stride, int64_t lines) {
+  const moe_fetch_ fetch = {at, lines, 64, stride - 64 * lines};
+  return fetch;
+}
+
+/* Lines that `bytes` bytes touch at most, at `first` and at multiples of `apart` from it. */
+MOE_INLINE int64_t moe_lines_(const char *first, int64_t apart, int64_t bytes) {
+  return moe_ceil_div_((apart % 64 == 0 ? (int64_t)((uintptr_t)first % 64) : 63) + bytes, 64);
+}
+
 enum { MOE_STRANDS_ = 4 }; /* places at which memory is read in turn: it sends more than from one */
 
 /* What a strand fetches in its turn: of what all read next, `apart` bytes from each other, the lines from `next` on, a
@@ -60,7 +81,6 @@ MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const i
                                   int64_t rows, int64_t bytes) {
   moe_ahead_ ahead = {0};
   const int64_t pitch = second ? second - first : 0;
-  const int alike = stride % 64 == 0 && pitch % 64 == 0; /* all begin as far within a line as the first */
   ahead.base = first;
   if (rows > 0) ahead.block.at = first + (index ? index[0] * stride : 0);
   ahead.index = index;
@@ -68,7 +88,7 @@ MOE_FN moe_ahead_ moe_ahead_rows_(const char *first, const char *second, const i
   ahead.rows = rows;
   ahead.pitch = pitch;
   ahead.parts = second ? 2 : 1;
-  ahead.lines = moe_ceil_div_((alike ? (int64_t)((uintptr_t)first % 64) : 63) + bytes, 64);
+  ahead.lines = moe_lines_(first, stride | pitch, bytes);
   return ahead;
 }
 

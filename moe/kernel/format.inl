@@ -103,7 +103,6 @@ MOE_INLINE void MOE_KF(gather_elements)(char *to, const char *from, const char *
 }
 
 /* MOE_W words of each of as many columns, as stream_columns.inl takes them. */
-enum { MOE_KF(column_uppers) = MOE_FORMAT_UPPER };
 MOE_INLINE const char *MOE_KF(column_words)(const char *src, int64_t *stride, float *room) {
   if (MOE_FORMAT_UPPER || sizeof(MOE_FORMAT_TYPE) == 4) return src;
   for (int i = 0; i < MOE_W; i++, src += *stride) MOE_V(store)(room + i * MOE_W, MOE_VF(load)(src));

@@ -15,17 +15,27 @@ MOE_FN int moe_streams_pairs_(const moe_kernels *kernels, moe_product_ product, 
   return kernels->stream_pairs && product == MOE_PRODUCT_BF16 && dtype == MOE_DTYPE_BF16;
 }
 
-/* Whether the rows are so few that the right operand is multiplied as it streams past; what unpacks itself, and
-   columns that turn, want them whole. */
-MOE_FN int moe_streams_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
-                        const moe_right_ *right) {
-  if (left->rows > MOE_ROWS_FEW) return 0;
-  if (!kernels->stream) return 0;
-  if (right->format) return 1;
-  if (right->unpack) return right->stream && left->keep;
-  if (right->transposed) return left->keep && moe_streams_columns_(kernels, product, right, left->rows);
+/* How a product is formed: panel by panel or, of so few rows that reading the right operand is most of the work, as it
+   streams past. */
+typedef enum moe_way_ {
+  MOE_WAY_PANELS_,
+  MOE_WAY_ROWS_,    /* its rows stream, and fetch for themselves what comes next, in another product as well */
+  MOE_WAY_COLUMNS_, /* its columns do, and turn */
+  MOE_WAY_UNPACK_   /* it streams itself while it unpacks */
+} moe_way_;
+
+MOE_FN moe_way_ moe_way_of_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
+                            const moe_right_ *right) {
+  if (left->rows > MOE_ROWS_FEW || !kernels->stream) return MOE_WAY_PANELS_;
+  if (right->format) return MOE_WAY_ROWS_;
+  if (right->unpack) return right->stream && left->keep ? MOE_WAY_UNPACK_ : MOE_WAY_PANELS_;
+  if (right->transposed) {
+    const int few = moe_streams_columns_(kernels, product, right, left->rows);
+    return few && left->keep ? MOE_WAY_COLUMNS_ : MOE_WAY_PANELS_;
+  }
   const int pairs = moe_streams_pairs_(kernels, product, right->dtype);
-  return !right->panel && left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN);
+  const int few = left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN);
+  return few && !right->panel ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
@@ -74,7 +84,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
 }
 
 /* All rows times a right operand that unpacks itself. */
-MOE_FN void moe_stream_whole_(const moe_operands_ *m) {
+MOE_FN void moe_stream_unpacking_(const moe_operands_ *m) {
   const moe_left_ *left = m->left;
   const int64_t size = moe_piece_size_(m, MOE_PANEL_F32);
   const int64_t row = moe_ceil_div_(m->right->k, size) * size;
@@ -141,11 +151,11 @@ MOE_FN void moe_clear_products_(const moe_operands_ *m) {
 MOE_FN moe_fetch_at_ moe_columns_fetch_(const moe_operands_ *m, int64_t j, int64_t from, int64_t k) {
   const moe_right_ *right = m->right;
   const int64_t size = moe_dtype_bytes_(right->dtype);
-  const int last = j >= right->n;
+  const int last = j >= right->n, done = last && from + k >= right->k;
   const char *at = right->base[0] + (last ? (from + k) * size : j * right->stride + from * size);
-  const moe_ahead_ here = moe_ahead_rows_(at, NULL, NULL, right->stride, MOE_COLUMNS, k * size);
-  const moe_ahead_ *ahead = last && from + k >= right->k && m->next && m->next->block.at ? m->next : &here;
-  const moe_fetch_ fetch = {ahead->block.at, ahead->lines, 64, ahead->stride - 64 * ahead->lines};
+  moe_fetch_ fetch = moe_fetch_rows_(at, right->stride, moe_lines_(at, right->stride, k * size));
+  if (done) fetch = (moe_fetch_){(const char *)m->c, 1, 0, 0}; /* a line that is there */
+  if (done && m->next && m->next->block.at) fetch = moe_fetch_rows_(m->next->block.at, m->next->stride, m->next->lines);
   return moe_fetch_begin_(&fetch);
 }
 
@@ -185,23 +195,22 @@ MOE_FN void moe_stream_columns_(const moe_operands_ *m) {
       moe_stream_some_columns_(m, j, from, moe_min_(deep, k - from));
 }
 
-/* A few rows. */
-MOE_FN void moe_multiply_streaming_(const moe_operands_ *m) {
-  moe_clear_products_(m);
-  if (m->right->transposed && !m->right->unpack) {
-    moe_stream_columns_(m);
-    return;
-  }
-  if (m->right->stream) {
-    moe_stream_whole_(m);
-    return;
-  }
+/* All rows times rows of columns. */
+MOE_FN void moe_stream_rows_(const moe_operands_ *m) {
   const int64_t size = moe_piece_size_(m, MOE_PANEL_F32);
   for (int64_t from = 0; from < m->right->k; from += size) {
     const moe_piece_at_ piece = moe_piece_begin_(m, MOE_PANEL_F32, from);
     if (!m->left->held) moe_gather_(m, MOE_PANEL_F32, from, piece.n, 0, m->left->rows, piece.gathered);
     moe_stream_piece_(m, &piece);
   }
+}
+
+/* A few rows. */
+MOE_FN void moe_multiply_streaming_(const moe_operands_ *m, moe_way_ way) {
+  moe_clear_products_(m);
+  if (way == MOE_WAY_COLUMNS_) moe_stream_columns_(m);
+  else if (way == MOE_WAY_UNPACK_) moe_stream_unpacking_(m);
+  else moe_stream_rows_(m);
 }
 
 MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
@@ -237,15 +246,14 @@ MOE_FN void moe_multiply_panels_(const moe_operands_ *m) {
 
 /* c = left * right */
 MOE_FN void moe_multiply_(const moe_operands_ *m) {
-  const int streams = moe_streams_(m->kernels, m->product, m->left, m->right);
+  const moe_way_ way = moe_way_of_(m->kernels, m->product, m->left, m->right);
+  const int streams = way != MOE_WAY_PANELS_;
 #if MOE_X86
   const int by_mode = m->product == MOE_PRODUCT_BF16 && (streams || m->kernels->bf16_by_mode);
   if (by_mode) moe_flush_on_();
 #endif
-  if (streams)
-    moe_multiply_streaming_(m);
-  else
-    moe_multiply_panels_(m);
+  if (streams) moe_multiply_streaming_(m, way);
+  else moe_multiply_panels_(m);
   for (int64_t p = 0; p < moe_right_panels_(m->right) && (streams || m->right->k == 0); p++) moe_leave_panel_(m, p);
 #if MOE_X86
   if (by_mode) moe_flush_off_();

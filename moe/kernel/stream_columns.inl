@@ -2,19 +2,6 @@
    with all rows from there. MOE_COLUMN_PAIRS: a word is a pair of bf16 for dot products; else it is a float or, where
    elements are the upper halves of those, two. */
 
-#if !MOE_COLUMN_PAIRS
-MOE_INLINE int MOE_K(column_uppers)(moe_dtype dtype) {
-  switch (dtype) {
-#define MOE_COLUMN_UPPERS_(name, type, NAME) \
-  case MOE_DTYPE_##NAME: return MOE_CAT(moe_column_uppers_##name##_, MOE_ISA);
-    default:
-      MOE_DTYPE_LIST(MOE_COLUMN_UPPERS_)
-#undef MOE_COLUMN_UPPERS_
-  }
-  return 0;
-}
-#endif
-
 /* A square's words as they turn: in `room`, or where they lie; `stride` bytes from column to column. */
 MOE_INLINE const char *MOE_K(column_words)(const moe_columns_ *s, const char *src, int64_t *stride, float *room) {
 #if !MOE_COLUMN_PAIRS
@@ -72,21 +59,9 @@ MOE_INLINE void MOE_K(column_products)(int uppers, const moe_columns_ *s, const 
   }
 }
 
-MOE_INLINE void MOE_K(column_fetch)(moe_fetch_at_ *fetch, int64_t lines) {
-  if (fetch->left <= lines) {
-    for (int64_t i = 0; i < lines; i++) moe_fetch_next_(fetch);
-    return;
-  }
-  for (int64_t i = 0; i < lines; i++, fetch->at += 64) __builtin_prefetch(fetch->at, 0, 2);
-  fetch->left -= lines;
-}
-
 MOE_FN void MOE_K(stream_columns)(const moe_columns_ *s) {
-#if MOE_COLUMN_PAIRS
-  const int uppers = 0, deep = 2 * MOE_W;
-#else
-  const int uppers = MOE_K(column_uppers)(s->dtype), deep = uppers ? 2 * MOE_W : MOE_W;
-#endif
+  const int uppers = !MOE_COLUMN_PAIRS && moe_turns_to_float_(s->dtype) && s->size < 4;
+  const int deep = MOE_COLUMN_PAIRS || uppers ? 2 * MOE_W : MOE_W;
   const int64_t bytes = deep * s->size;
   moe_fetch_at_ fetch = *s->fetch;
   for (int64_t j = 0; j < s->n; j += MOE_W) {
@@ -96,7 +71,7 @@ MOE_FN void MOE_K(stream_columns)(const moe_columns_ *s) {
     for (int64_t k = s->k; k > 0; k -= deep, src += bytes, x += uppers ? 8 * MOE_W : 4 * MOE_W) {
       float room[MOE_W * MOE_W];
       int64_t stride = s->stride;
-      MOE_K(column_fetch)(&fetch, MOE_W * bytes / 64);
+      moe_fetch_some_(&fetch, MOE_W * bytes / 64);
       if (n < MOE_W || k < deep) {
         MOE_K(column_edge)(uppers, s, src, n, moe_min_(k, deep), x, c);
         continue;

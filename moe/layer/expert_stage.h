@@ -105,13 +105,13 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   if (stage->end) stage->end(stage->arg, span, lane.sum);
 }
 
-/* Whether weights stream past that then fetch for themselves, the next item's first ones as well. */
+/* Whether weights stream past that fetch for themselves, the next item's first ones as well. */
 MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
   moe_left_ row = {0};
   row.rows = 1;
   if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
   const moe_right_ any = stage->right(stage->arg, 0);
-  return !any.transposed && moe_streams_(&stage->group->kernels, stage->group->product, &row, &any);
+  return moe_way_of_(&stage->group->kernels, stage->group->product, &row, &any) == MOE_WAY_ROWS_;
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
