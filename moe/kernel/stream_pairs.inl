@@ -40,17 +40,19 @@ MOE_INLINE void MOE_K(strip_multiply)(int deep, const moe_stream_ *s, const char
   }
 }
 
-/* `deep` lines of what comes next, `stride` apart, and of what comes behind that. */
-MOE_INLINE void MOE_K(strip_fetch)(int deep, int tries, const char *from, int64_t stride, int64_t again) {
+/* `deep` lines of what comes next, and of what lies `again` bytes behind each. */
+MOE_INLINE void MOE_K(strip_fetch)(int deep, int tries, const char *from, int64_t again) {
   MOE_UNROLL
   for (int i = 0; i < MOE_K(strip_tries); i++, from += again)
     if (i < tries) {
       MOE_UNROLL
-      for (int q = 0; q < deep; q++) __builtin_prefetch(from + q * stride, 0, 2);
+      for (int q = 0; q < deep; q++) __builtin_prefetch(from + 64 * q, 0, 2);
     }
 }
 
-/* All rows times `deep` rows of columns. */
+/* All rows times `deep` rows of columns. While these are multiplied as many later ones are fetched, row after row: all
+   of them or, where they do not lie beside each other, one part's, again with the row before. What then passes a row's
+   end takes lines behind it for the next one's first, which have been asked for with the row at hand. */
 MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(strip), width = MOE_PANEL / s->parts, run = s->n * s->size, stride = s->stride;
   const int beside = stride == s->parts * run && (s->parts == 1 || s->base[1] == s->base[0] + run);
@@ -59,10 +61,16 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_stream_ *s, 
   MOE_K(strip_rows)(deep, s, from, pairs);
   for (int64_t part = 0; part < s->parts; part++) {
     float *c = s->c + part * width;
+    int64_t left = run; /* bytes of the row that is fetched */
+    if (!beside) next = s->base[part] + (from + deep) * stride;
     for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width), next += 64 * deep) {
       const char *src = s->base[part] + from * stride + j * s->size;
-      if (beside) MOE_K(strip_fetch)(deep, tries, next, 64, MOE_STREAM_AGAIN);
-      else MOE_K(strip_fetch)(deep, tries, src + deep * stride, stride, deep * stride);
+      if (beside) {
+        MOE_K(strip_fetch)(deep, tries, next, MOE_STREAM_AGAIN);
+      } else {
+        MOE_K(strip_fetch)(deep, tries, next, stride);
+        if ((left -= 64 * deep) <= 0) next += stride - run, left += run;
+      }
       if (s->n - j >= wide) MOE_K(strip_multiply)(deep, s, src, pairs, c);
       else MOE_V(stream_rest)(s, src, deep, s->n - j, s->x + from, c);
     }
