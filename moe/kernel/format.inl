@@ -119,10 +119,11 @@ MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V
 }
 
 /* Two rows of them (see stream_pair.inl). Where fetches are dropped, which are more the less arithmetic a line takes,
-   more are asked for. */
+   more are asked for, of what this stream will read. */
 MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, int drops,
                                          MOE_V(f) *above, MOE_V(f) *below) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), stride = s->stride, ahead = s->ahead;
+  const int64_t next = s->beside ? MOE_STREAM_AGAIN : stride;
   MOE_UNROLL
   for (int i = 0; i < MOE_K(stream_wide) * (int)sizeof(MOE_FORMAT_TYPE); i += 64) {
     __builtin_prefetch(src + ahead + i, 0, 2);
@@ -132,8 +133,8 @@ MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, 
     if (!drops) continue;
     MOE_UNROLL
     for (int again = 1; again <= 4 - 64 / (size * MOE_W); again++) {
-      __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + i, 0, 2);
-      __builtin_prefetch(src + ahead + again * MOE_STREAM_AGAIN + stride + i, 0, 2);
+      __builtin_prefetch(src + ahead + again * next + i, 0, 2);
+      __builtin_prefetch(src + ahead + again * next + stride + i, 0, 2);
     }
   }
   MOE_UNROLL

@@ -55,7 +55,7 @@ MOE_INLINE void MOE_K(strip_fetch)(int deep, int tries, const char *from, int64_
    end takes lines behind it for the next one's first, which have been asked for with the row at hand. */
 MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(strip), width = MOE_PANEL / s->parts, run = s->n * s->size, stride = s->stride;
-  const int beside = stride == s->parts * run && (s->parts == 1 || s->base[1] == s->base[0] + run);
+  const int beside = s->beside;
   const char *next = s->base[0] + (from + deep) * stride;
   uint32_t pairs[MOE_ROWS_FEW_PAIRS * MOE_K(strip_deep) / 2];
   MOE_K(strip_rows)(deep, s, from, pairs);

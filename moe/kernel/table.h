@@ -129,6 +129,7 @@ typedef struct moe_stream_ {
   int64_t rows, x_stride, k;
   const char *base[2];
   int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
+  int beside;                      /* rows follow each other in memory, with all parts */
   int drops;                       /* the core drops fetches while too many are under way */
   int64_t pair_rows;               /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
