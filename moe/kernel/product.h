@@ -26,6 +26,7 @@ typedef enum moe_way_ {
   MOE_WAY_UNPACK_   /* it streams itself while it unpacks */
 } moe_way_;
 
+/* The last two want rows whole: kept. */
 MOE_FN moe_way_ moe_way_of_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
                             const moe_right_ *right) {
   if (left->rows > MOE_ROWS_FEW || !kernels->stream) return MOE_WAY_PANELS_;
