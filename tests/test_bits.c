@@ -348,8 +348,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
-      EACH_DTYPE(test_column_parts),
-      EACH_DTYPE(test_down_after_gate_up),
+      EACH_DTYPE(test_column_parts),    EACH_DTYPE(test_down_after_gate_up),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

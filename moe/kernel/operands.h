@@ -244,11 +244,14 @@ MOE_FN int64_t moe_run_first_(const moe_right_ *right, int64_t runs, int64_t run
   return run * moe_right_panels_(right) / runs;
 }
 
-/* Whether rows are so few that plain columns stream past, each turning on the way. */
+/* Whether it is plain columns, which are to turn. */
+MOE_FN int moe_right_turns_(const moe_right_ *right) { return right->transposed && !right->panel && !right->unpack; }
+
+/* Whether rows are so few that these stream past, each turning on the way. */
 MOE_FN int moe_streams_columns_(const moe_kernels *kernels, moe_product_ product, const moe_right_ *right,
                                 int64_t rows) {
-  if (right->panel || right->unpack || !right->transposed) return 0;
-  return kernels->stream_columns[product] && 2 * rows <= kernels->columns_rows * moe_dtype_bytes_(right->dtype);
+  const int few = 2 * rows <= kernels->columns_rows * moe_dtype_bytes_(right->dtype);
+  return kernels->stream_columns[product] && few && moe_right_turns_(right);
 }
 
 /* Elements of each at a time: pieces of k that long, as equally many as can be. */

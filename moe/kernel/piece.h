@@ -71,12 +71,10 @@ MOE_FN int64_t moe_packing_bytes_(const moe_kernels *kernels, moe_panel_kind_ ki
 /* What turns into upper halves finds the lower ones zero, and only such floats are packed beside it. */
 MOE_FN moe_packing_ moe_packing_begin_(const moe_operands_ *m, moe_panel_kind_ kind) {
   moe_packing_ packing = {m->piece, NULL, 0};
-  const int lie = m->right->transposed && !m->right->panel && !m->right->unpack;
-  if (!lie || m->left->across || !m->kernels->turn_tile[kind]) return packing;
+  if (!moe_right_turns_(m->right) || m->left->across || !m->kernels->turn_tile[kind]) return packing;
   if (m->left->rows < (MOE_TURN_AFTER_ + MOE_TURN_PARTS_) * MOE_TILE_ROWS) return packing;
   packing.next = m->piece + m->kernels->piece_bytes[kind] * MOE_PANEL;
-  if (moe_turns_to_float_(m->right->dtype) && moe_dtype_bytes_(m->right->dtype) < 4)
-    memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
+  if (moe_is_upper_(m->right->dtype)) memset(m->piece, 0, (size_t)moe_packing_bytes_(m->kernels, kind));
   return packing;
 }
 

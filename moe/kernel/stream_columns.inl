@@ -60,7 +60,7 @@ MOE_INLINE void MOE_K(column_products)(int uppers, const moe_columns_ *s, const 
 }
 
 MOE_FN void MOE_K(stream_columns)(const moe_columns_ *s) {
-  const int uppers = !MOE_COLUMN_PAIRS && moe_turns_to_float_(s->dtype) && s->size < 4;
+  const int uppers = !MOE_COLUMN_PAIRS && moe_is_upper_(s->dtype);
   const int deep = MOE_COLUMN_PAIRS || uppers ? 2 * MOE_W : MOE_W;
   const int64_t bytes = deep * s->size;
   moe_fetch_at_ fetch = *s->fetch;

@@ -52,7 +52,8 @@ MOE_INLINE void MOE_K(strip_fetch)(int deep, int tries, const char *from, int64_
 
 /* All rows times `deep` rows of columns. While these are multiplied as many later ones are fetched, row after row: all
    of them or, where they do not lie beside each other, one part's, again with the row before. What then passes a row's
-   end takes lines behind it for the next one's first, which have been asked for with the row at hand. */
+   end takes lines behind it for the next one's first, which have been asked for with the row at hand. (To end exactly,
+   or one call for both distances, takes 2 to 7 % longer: measured.) */
 MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_stream_ *s, int64_t from) {
   const int64_t wide = MOE_K(strip), width = MOE_PANEL / s->parts, run = s->n * s->size, stride = s->stride;
   const int beside = s->beside;

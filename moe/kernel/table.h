@@ -18,7 +18,8 @@ enum {
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
   MOE_STREAM_ROWS = 8,     /* with up to so many rows, which take about as long as memory, it reads from end to end, */
   MOE_STREAM_NEAR = 2048,  /* and so many bytes of a row are on their way into the first-level cache, or twice that */
-  MOE_STREAM_AGAIN = 4096  /* bytes from a line to the next that is fetched with it where fetches are dropped */
+  MOE_STREAM_AGAIN = 4096  /* bytes from a line to the next that is fetched with it where fetches are dropped and rows
+                              follow each other; else it is the next row's */
 };
 
 /* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */

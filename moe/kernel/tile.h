@@ -167,8 +167,9 @@ MOE_INLINE void moe_tile_later_(const moe_tile_ *t, const moe_tile_at_ *at, cons
   for (int64_t j = 0; j < 2 * MOE_TILE_ROWS; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
 }
 
-/* Whether elements turn into floats as they are: they have all of a float's bits, or the upper half. */
-MOE_INLINE int moe_turns_to_float_(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 || dtype == MOE_DTYPE_BF16; }
+/* Whether elements are the upper halves of floats (MOE_FORMAT_UPPER), and whether they turn into floats as they are. */
+MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
+MOE_INLINE int moe_turns_to_float_(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 || moe_is_upper_(dtype); }
 
 /* Columns that turn beside the rows at hand: the next one, and where it goes. */
 typedef struct moe_turning_ {
