@@ -63,17 +63,18 @@
 
    THREADS AND MEMORY
      The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
-     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R = N*B rows,
-     s = 2 bytes (bf16) or 4, it is at most
-       forward   R*(I*s + 21) bytes, with R <= 256*E also min(R, 16*E)*H*4, and 4 MiB per thread;
-       backward  R*(3*I*s + I/16 + 25), with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size
-                 more, and per thread the largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
+     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R rows, N*B
+     or max_rows, s = 2 bytes (bf16) or 4, and I in whole 64s, it is at most
+       forward   R*(I*s + 20) + N*B bytes, with N*B <= 256*E also min(R, 16*E)*H*4, and 4 MiB per thread;
+       backward  R*(2*I*s + I/16 + 20) + N*B, of R*I*s as much as is the most of a fifth, 64*R*s and 1 MiB per thread,
+                 with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more, and per thread the
+                 largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 512 tokens or more.
      What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
      MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
-     gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from half as much on, what the backward
+     gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from a third as much on, what the backward
      keeps for its own products. */
 #ifndef MOE_H
 #define MOE_H
@@ -687,6 +688,8 @@ typedef struct moe_mx_operands {
 /* What forward and backward share, so that they cannot disagree. */
 typedef struct moe_blockwise_layer {
   int64_t T, H, I, E, N, B;             /* tokens, hidden, intermediate, experts, blocks, rows per block; all from 1 */
+  int64_t max_rows;                     /* (optional) at most so many of the N*B rows hold a token, T*K say: the
+                                           workspace is for so many, and more are an INVALID_INDEX */
   const void *hidden_states;            /* [T,H] (a padding row T, if there is one, is not read) */
   const moe_quantized_activation *quantized_hidden_states; /* (optional): in place of hidden_states, then not read */
   const void *expert_affinities_masked; /* [T*E] at t*E+e (row T is not read); NULL only with NO_SCALE */

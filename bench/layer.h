@@ -105,6 +105,7 @@ static moe_blockwise_layer bench_arguments(const bench_layer *layer) {
                                     .E = s.E,
                                     .N = layer->N,
                                     .B = layer->B,
+                                    .max_rows = s.T * s.K,
                                     .hidden_states = layer->x,
                                     .expert_affinities_masked = layer->affinities,
                                     .affinity_dtype = MOE_DTYPE_F32,

@@ -126,11 +126,11 @@ static void exact_free(exact *x) {
 
 /* The case of a seed: fills thinner and thinner until all is exact. Returns 0 when even the thinnest is not. */
 static int exact_new(exact *x, uint64_t seed, moe_dtype dtype) {
-  static const test_limits small = {8, 20, 20, 5, 3, 5}, large = {40, 70, 70, 9, 4, 20};
+  static const test_limits small = {8, 20, 20, 5, 3, 5}, large = {40, 70, 70, 9, 4, 20}, wide = {12, 10, 420, 6, 3, 6};
   memset(x, 0, sizeof *x);
   test_case *c = &x->c;
   c->seed = c->rng = seed;
-  test_case_options(c, dtype, test_with(&c->rng, 0.07) ? &large : &small);
+  test_case_options(c, dtype, test_with(&c->rng, 0.07) ? &large : test_with(&c->rng, 0.12) ? &wide : &small);
   exact_options(c);
   test_route_case(c);
   test_case_allocate(c);

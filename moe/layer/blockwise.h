@@ -70,6 +70,7 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   const int64_t slots = moe_mul_(layer->N, layer->B);
   if (slots < 0 || slots >= INT32_MAX)
     return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "N", "times B does not fit in 32-bit positions");
+  if (layer->max_rows < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "max_rows", "must not be negative");
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)layer->affinity_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));

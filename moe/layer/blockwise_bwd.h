@@ -10,7 +10,9 @@ typedef struct moe_backward_ {
   const char *x, *output_grad;           /* as given or decoded */
   char *decoded_x, *decoded_output_grad; /* decoded, or NULL */
   char *rounded_x, *rounded_output_grad; /* rounded to MX, or NULL */
-  char *am, *pre, *scaled, *rounded;     /* rounded: pre to MX, or NULL */
+  char *am;                              /* of so many rows of a panel: see moe_down_grad_next_ */
+  int64_t am_rows;
+  char *pre, *scaled, *rounded;          /* rounded: pre to MX, or NULL */
   float *dot;                            /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
@@ -81,12 +83,14 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
 MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t lanes) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t rows = moe_mul_(l->N, l->B), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
+  const int64_t rows = moe_plan_most_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
+  const int64_t checkpoint = moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), call->checkpoint_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
   const int recompute = !backward->args->gate_up_proj_act_checkpoint_T;
-  backward->recomputed = recompute ? moe_take_(arena, moe_mul4_(rows, 2, l->I, call->checkpoint_size)) : NULL;
-  backward->am = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
+  backward->recomputed = recompute ? moe_take_(arena, checkpoint) : NULL;
+  backward->am_rows = moe_down_grad_am_rows_(call, rows, lanes);
+  backward->am = (char *)moe_take_(arena, moe_mul3_(backward->am_rows, MOE_PANEL, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
@@ -135,7 +139,35 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
-/* The gradients of the pre-activations, and what falls off on the way. */
+/* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
+MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
+  const int on = call->layer.mx.weight_grads;
+  *x = on && call->round_activations.enabled ? &call->round_activations : NULL;
+  *y = on && call->round_gradients.enabled ? &call->round_gradients : NULL;
+}
+
+/* That of the down weight, of the experts and panels whose a*m there is. */
+MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward, const moe_down_grad_ *from) {
+  const moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  moe_weight_grad_ stage = {0};
+  stage.group = &from->group;
+  stage.x_panelled = from->am;
+  stage.x_dtype = call->inner_dtype;
+  moe_backward_round_(call, &stage.x_round, &stage.y_round);
+  stage.y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
+  stage.y_dtype = call->dtype;
+  stage.m = l->I;
+  stage.m_from = from->am.panel * MOE_PANEL;
+  stage.m_to = moe_min_(l->I, stage.m_from + from->am.panels * MOE_PANEL);
+  stage.n = l->H;
+  stage.output = (char *)backward->args->down_proj_weight_grad;
+  stage.dtype = backward->weight_grad_dtype;
+  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
+  return stage;
+}
+
+/* The gradients of the pre-activations, and what falls off on the way: that of the down weight. */
 MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
@@ -153,20 +185,25 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
                                             backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
-  down_grad.am = backward->am;
   down_grad.pre = backward->pre;
   down_grad.scaled = backward->scaled;
   down_grad.rounded = backward->rounded;
   /* Before they are read again, weights pass through the caches as well. */
   const int64_t row = call->layer.I * call->inner_size;
-  down_grad.past = !backward->rounded && row % 64 == 0 && 3 * call->plan.rows * row >= MOE_PAST_LEAST / 2;
+  down_grad.past = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_PAST_LEAST / 3;
   down_grad.dot = backward->dot;
   down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   down_grad.bias_dtype = backward->weight_grad_dtype;
   down_grad.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  moe_expert_stage_ stage = moe_down_grad_stage_(&down_grad);
-  const moe_work_ work = moe_expert_stage_work_(&stage);
-  moe_run_(ctx, &work, 1);
+  down_grad.am_rows = backward->am_rows;
+  moe_down_grad_start_(&down_grad, args->down_proj_weight_grad ? backward->am : NULL);
+  while (moe_down_grad_next_(&down_grad)) {
+    moe_expert_stage_ stage = moe_down_grad_stage_(&down_grad);
+    moe_weight_grad_ weight = moe_backward_down_weight_(backward, &down_grad);
+    const moe_work_ work = moe_expert_stage_work_(&stage), after = moe_weight_grad_work_(&weight);
+    moe_run_(ctx, &work, 1);
+    moe_run_(ctx, &after, 1);
+  }
 }
 
 MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
@@ -186,13 +223,6 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   return stage;
 }
 
-/* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
-MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
-  const int on = call->layer.mx.weight_grads;
-  *x = on && call->round_activations.enabled ? &call->round_activations : NULL;
-  *y = on && call->round_gradients.enabled ? &call->round_gradients : NULL;
-}
-
 MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backward) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
@@ -203,30 +233,12 @@ MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backwa
   moe_backward_round_(call, &stage.x_round, &stage.y_round);
   stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.y_dtype = call->inner_dtype;
-  stage.m = l->H;
+  stage.m = stage.m_to = l->H;
   stage.blank = call->glu.skip_gate ? l->I : 0;
   stage.n = 2 * l->I - stage.blank;
   stage.output = (char *)backward->args->gate_up_proj_weight_grad;
   stage.dtype = backward->weight_grad_dtype;
   stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
-  return stage;
-}
-
-MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward) {
-  const moe_blockwise_ *call = &backward->call;
-  const moe_blockwise_layer *l = &call->layer;
-  moe_weight_grad_ stage = {0};
-  stage.group = &call->group;
-  stage.x = (moe_rows_){backward->am, l->I * call->inner_size, NULL};
-  stage.x_dtype = call->inner_dtype;
-  moe_backward_round_(call, &stage.x_round, &stage.y_round);
-  stage.y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
-  stage.y_dtype = call->dtype;
-  stage.m = l->I;
-  stage.n = l->H;
-  stage.output = (char *)backward->args->down_proj_weight_grad;
-  stage.dtype = backward->weight_grad_dtype;
-  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
   return stage;
 }
 
@@ -261,7 +273,7 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
                          backward->args->output_hidden_states_grad, backward->decoded_output_grad);
   moe_backward_down_(ctx, backward);
   moe_combine_ hidden = moe_backward_hidden_(backward);
-  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward), down = moe_backward_down_weight_(backward);
+  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward);
   moe_small_grads_ small = moe_backward_small_(backward);
   /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
@@ -270,11 +282,10 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_ahead_},
       moe_weight_grad_work_(&gate_up),
-      moe_weight_grad_work_(&down),
       {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
       affinity,
   };
-  moe_run_(ctx, work, pre ? 4 : 5);
+  moe_run_(ctx, work, pre ? 3 : 4);
   if (pre) moe_run_(ctx, &affinity, 1);
 }
 

@@ -135,14 +135,14 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
-  const int64_t slots = moe_mul_(l->N, l->B), apart = moe_min_(slots, moe_mul_(l->E, MOE_ROWS_APART_));
-  const int may = moe_ceil_div_(slots, MOE_SLOTS_APART_) <= l->E;
-  forward->m = (char *)moe_take_(arena, moe_mul3_(slots, l->I, call->inner_size));
+  const int64_t rows = moe_plan_most_(l), apart = moe_min_(rows, moe_mul_(l->E, MOE_ROWS_APART_));
+  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_SLOTS_APART_) <= l->E;
+  forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
   forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, slots, moe_max_(l->H, l->I), moe_combine_floats_(call, lanes), 0);
+  moe_lanes_layout_(&call->group, arena, lanes, rows, moe_max_(l->H, l->I), moe_combine_floats_(call, lanes), 0);
 }
 
 /* The down projection by itself. */

@@ -30,14 +30,15 @@ typedef struct moe_combine_ {
 } moe_combine_;
 
 /* Outputs that a lane sums up at a time, those of a chunk of tokens and of some panels, at most: the more panels, the
-   less often rows are gathered. */
+   less often rows are gathered. Half of it for binary32 products, beside which that takes little time. */
 enum { MOE_COMBINE_FLOATS = 1 << 19 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
 
 /* Into how many items a chunk's panels divide: as many for every lane, if it can be. */
 MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t lanes) {
-  const int64_t fit = MOE_COMBINE_FLOATS / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
+  const int64_t floats = MOE_COMBINE_FLOATS / (call->group.panel == MOE_PANEL_F32 ? 2 : 1);
+  const int64_t fit = floats / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
   int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(lanes, chunks, panels, fit));
   while (parts < panels && chunks * parts % lanes != 0) parts++;

@@ -6,23 +6,69 @@
 
 typedef struct moe_down_grad_ {
   const moe_blockwise_ *call;
+  moe_group_ group;        /* those of the call's experts that are next; where it is one, maybe only am's panels */
   moe_glu_ glu;            /* limits rounded to the checkpoint's type */
   const char *output_grad; /* dY [T,H], as the product takes it */
   const void *checkpoint;  /* [N,2,I,B] */
-  char *am;                /* [rows,I] inner type: a*m, or m where the affinity does not multiply it */
+  moe_panelled_ am;        /* inner type: a*m, or m where the affinity does not multiply it; without base: unwanted */
+  int64_t am_rows;         /* how many rows of a panel it has room for */
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
-  int past;                /* am, pre and scaled leave past the caches; not with rounded, which pre is read for */
+  int past;                /* pre and scaled leave past the caches; not with rounded, which pre is read for */
   float *dot;              /* [rows, panels]: <dm, m> */
   char *bias_grad;         /* [E,2,I], or NULL */
   moe_dtype bias_dtype;
   int accumulate;
 } moe_down_grad_;
 
+enum {
+  MOE_BIAS_SUMS_ = 2 * MOE_PANEL, /* floats per panel: gate, up */
+  MOE_BIAS_SUMS_ALL_ = MOE_PANELS_MOST * MOE_BIAS_SUMS_
+};
+
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
 
-/* Rows of one of these tensors, whose places have been fetched if they are not to leave past the caches. */
+/* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
+   gives every lane something to do; at the least one panel of all rows, as they may be one expert's. */
+enum { MOE_AM_PARTS_ = 5 };
+#ifndef MOE_AM_LEAST
+#define MOE_AM_LEAST (1 << 20) /* bytes per lane */
+#endif
+
+MOE_FN int64_t moe_down_grad_am_rows_(const moe_blockwise_ *call, int64_t rows, int64_t lanes) {
+  const int64_t all = moe_mul_(rows, moe_down_grad_panels_(call));
+  const int64_t least = moe_max_(rows, lanes * MOE_AM_LEAST / (MOE_PANEL * call->inner_size));
+  return all < 0 ? all : moe_min_(all, moe_max_(least, moe_ceil_div_(all, MOE_AM_PARTS_)));
+}
+
+/* Before the first experts. */
+MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *am) {
+  const moe_panelled_ none = {am, 0, moe_down_grad_panels_(stage->call)};
+  stage->am = none;
+  stage->group = stage->call->group;
+  stage->group.to = 0;
+}
+
+/* On to the next experts, as many as am has room for, or to as many panels of one that it has none for. 0: there are no
+   more. */
+MOE_FN int moe_down_grad_next_(moe_down_grad_ *stage) {
+  moe_group_ *group = &stage->group;
+  moe_panelled_ *am = &stage->am;
+  const int64_t panels = moe_down_grad_panels_(stage->call), end = am->panel + am->panels;
+  am->panel = end < panels ? end : 0;
+  group->from = end < panels ? group->from : group->to;
+  if (group->from == group->E) return 0;
+  group->to = group->from + 1;
+  const int64_t fit = stage->am_rows / moe_max_(1, moe_group_all_rows_(group));
+  am->panels = moe_min_(panels - am->panel, am->base ? fit : panels);
+  while (am->panels == panels && group->to < group->E &&
+         (!am->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->am_rows))
+    group->to++;
+  return 1;
+}
+
+/* Rows of pre or scaled, whose places have been fetched if they are not to leave past the caches. */
 MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
                                  const float *x) {
   const moe_blockwise_ *call = stage->call;
@@ -53,40 +99,41 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   moe_down_grad_store_(stage, stage->scaled + at, stride, glu, grad);
 }
 
-/* Rows from `row` on, at most 64, whose dm is in glu->dm, and whose pre-activations are one run of the checkpoint. */
-MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t row, int64_t i0, moe_glu_rows_ *glu,
-                               float *bias_sum) {
+/* Rows from `row` on, at most 64, of an expert, whose dm is in glu->dm, and whose pre-activations are one run of the
+   checkpoint. */
+MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t i0,
+                               moe_glu_rows_ *glu, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
-  const int64_t stride = call->layer.I * call->inner_size, panels = moe_down_grad_panels_(call);
-  char *am = stage->am + row * stride + i0 * call->inner_size;
-  if (!stage->past) {
-    moe_fetch_to_write_(am, stride, NULL, glu->rows, glu->n * call->inner_size);
-    moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * call->inner_size, stride, NULL, 2 * glu->rows,
-                        glu->n * call->inner_size);
-  }
+  const int64_t size = call->inner_size, stride = call->layer.I * size, panels = moe_down_grad_panels_(call);
+  char *am = stage->am.base ? moe_panelled_at_(&stage->group, &stage->am, expert, row, i0 / MOE_PANEL, size) : NULL;
+  if (am) moe_fetch_to_write_(am, MOE_PANEL * size, NULL, glu->rows, glu->n * size);
+  if (!stage->past)
+    moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
   moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels.glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_PANEL] = glu->dot[i];
-  moe_down_grad_store_(stage, am, stride, glu, glu->m);
+  if (am)
+    call->group.kernels.store_rows[call->inner_dtype](am, MOE_PANEL * size, NULL, glu->m, glu->rows, glu->n);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
-/* Rows [first,first+rows), whose dm is in c and is used up. */
-MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n,
-                                float *c, float *bias_sum) {
+/* Products dm, which are used up. */
+MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
+  const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   float gate[MOE_PANEL * MOE_PANEL], up[MOE_PANEL * MOE_PANEL], dot[MOE_PANEL];
   moe_glu_rows_ glu = {0};
-  glu.n = n;
+  glu.n = p->n;
   glu.gate = glu.dgate = gate;
   glu.up = glu.dup = up;
   glu.dot = dot;
-  for (int64_t at = 0; at < rows; at += glu.rows) {
-    glu.rows = moe_checkpoint_run_(stage->call, first + at, first + rows);
-    glu.dm = glu.m = c + at * MOE_PANEL;
-    moe_down_grad_run_(stage, first + at, i0, &glu, bias_sum);
+  for (int64_t at = 0; at < p->rows; at += glu.rows) {
+    glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
+    glu.dm = glu.m = p->c + at * MOE_PANEL;
+    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_PANEL, &glu,
+                       p->sum + p->within * MOE_BIAS_SUMS_);
   }
 }
 
@@ -103,19 +150,9 @@ MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
   return moe_weights_down_across_(((const moe_down_grad_ *)arg)->call, expert);
 }
 
-enum {
-  MOE_BIAS_SUMS_ = 2 * MOE_PANEL, /* floats per panel: gate, up */
-  MOE_BIAS_SUMS_ALL_ = MOE_PANELS_MOST * MOE_BIAS_SUMS_
-};
-
 MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
   (void)arg;
   memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
-}
-
-MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
-  moe_down_grad_rows_((const moe_down_grad_ *)arg, p->first, p->rows, p->panel * MOE_PANEL, p->n, p->c,
-                      p->sum + p->within * MOE_BIAS_SUMS_);
 }
 
 MOE_FN moe_ahead_ moe_down_grad_reads_(const void *arg, const moe_products_ *p) {
@@ -135,7 +172,7 @@ MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
 MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   const moe_blockwise_ *call = down_grad->call;
   moe_expert_stage_ stage = {0};
-  stage.group = &call->group;
+  stage.group = &down_grad->group;
   stage.left = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
   stage.left_dtype = call->dtype;
   stage.right = moe_down_grad_right_;
@@ -145,7 +182,8 @@ MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   stage.begin = moe_down_grad_begin_;
   stage.end = moe_down_grad_end_;
   stage.arg = down_grad;
-  moe_expert_stage_start_(&stage, moe_down_grad_panels_(call), call->layer.H);
+  moe_expert_stage_start_(&stage, down_grad->am.panels, call->layer.H);
+  stage.split.panel = down_grad->am.panel;
   return stage;
 }
 

@@ -115,7 +115,7 @@ MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
-  const moe_work_ work = {moe_split_items_(&stage->split, stage->group->E), moe_expert_stage_item_,
+  const moe_work_ work = {moe_split_items_(&stage->split), moe_expert_stage_item_,
                           stage, moe_expert_stage_streams_(stage) ? NULL : moe_expert_stage_ahead_};
   return work;
 }

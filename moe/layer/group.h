@@ -9,6 +9,7 @@ typedef struct moe_group_ {
   moe_panel_kind_ panel;
   int64_t E;
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
+  int64_t from, to;     /* the experts that stages are about: all, or some of them at a time */
   int in_shares;        /* see moe_in_shares_ */
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
@@ -33,12 +34,30 @@ MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   group.kernels = moe_kernels_();
   group.product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
   group.panel = group.kernels.panel[group.product];
-  group.E = E;
+  group.E = group.to = E;
   return group;
 }
 
 MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
   return group->first[expert + 1] - group->first[expert];
+}
+
+MOE_FN int64_t moe_group_all_rows_(const moe_group_ *group) {
+  return group->first[group->to] - group->first[group->from];
+}
+
+/* Columns of the group's rows that lie panel by panel, [expert][panel][row][64]: `panels` panels from `panel` on. */
+typedef struct moe_panelled_ {
+  char *base;
+  int64_t panel, panels;
+} moe_panelled_;
+
+/* An expert's row `row` of the group, of that panel; elements have `size` bytes. */
+MOE_FN char *moe_panelled_at_(const moe_group_ *group, const moe_panelled_ *x, int64_t expert, int64_t row,
+                             int64_t panel, int64_t size) {
+  const int64_t before = (group->first[expert] - group->first[group->from]) * x->panels,
+                panels = (panel - x->panel) * moe_group_rows_(group, expert);
+  return x->base + (before + panels + row - group->first[expert]) * MOE_PANEL * size;
 }
 
 /* ---------------------------------------------------------------------------------------------------- lane scratch */
@@ -126,13 +145,13 @@ MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panel
 
 MOE_FN int64_t moe_group_used_(const moe_group_ *group) {
   int64_t used = 0;
-  for (int64_t e = 0; e < group->E; e++) used += group->first[e + 1] > group->first[e];
+  for (int64_t e = group->from; e < group->to; e++) used += group->first[e + 1] > group->first[e];
   return used;
 }
 
 /* Whether the experts at work have a few rows each. */
 MOE_FN int moe_group_few_(const moe_group_ *group) {
-  return group->first[group->E] <= MOE_ROWS_FEW * moe_group_used_(group);
+  return moe_group_all_rows_(group) <= MOE_ROWS_FEW * moe_group_used_(group);
 }
 
 /* The panels of one item of a stage over experts. */
@@ -140,10 +159,11 @@ typedef struct moe_span_ {
   int64_t expert, first, count;
 } moe_span_;
 
-/* How the panels of all experts divide into items: `per_item` at a time, those of the experts from `last` on `fewer`,
-   so that lanes end together. */
+/* How `panels` panels, from `panel` on, of experts [from,to) divide into items: `per_item` at a time, those of the
+   experts from `last` on `fewer`, so that lanes end together. */
 typedef struct moe_split_ {
-  int64_t panels, per_item, last, fewer;
+  int64_t from, last, to;
+  int64_t panel, panels, per_item, fewer;
 } moe_split_;
 
 /* Where rows are so few that reading weights is all the work: items as wide as can be, whose columns memory sends from
@@ -160,33 +180,37 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
    as can ever be. Lanes whose shares are known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t products) {
   const int few = moe_group_few_(group);
-  const int64_t used = moe_group_used_(group);
-  moe_split_ split = {panels, 0, group->E, 1};
-  if (group->first[group->E] <= MOE_STREAM_ROWS * used && !group->in_shares) {
+  const int64_t used = moe_group_used_(group), all = moe_group_all_rows_(group);
+  moe_split_ split = {group->from, group->to, group->to, 0, panels, 0, 1};
+  if (all <= MOE_STREAM_ROWS * used && !group->in_shares) {
     moe_group_split_few_(group, &split);
     return split;
   }
-  const int64_t rows = moe_rows_at_once_(moe_ceil_div_(group->first[group->E], moe_max_(1, used)));
+  const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, used)));
   const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(products, rows);
   split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
-  if (few || group->in_shares || group->lanes == 1 || last > group->E / 4) return split;
+  if (few || group->in_shares || group->lanes == 1 || last > (group->to - group->from) / 4) return split;
   split.last -= last;
   split.fewer = moe_ceil_div_(split.per_item, 4);
   return split;
 }
 
-MOE_FN int64_t moe_split_items_(const moe_split_ *split, int64_t E) {
-  return split->last * moe_ceil_div_(split->panels, split->per_item) +
-         (E - split->last) * moe_ceil_div_(split->panels, split->fewer);
+/* Items of the experts up to `last`, and in all. */
+MOE_FN int64_t moe_split_before_(const moe_split_ *split) {
+  return (split->last - split->from) * moe_ceil_div_(split->panels, split->per_item);
+}
+MOE_FN int64_t moe_split_items_(const moe_split_ *split) {
+  return moe_split_before_(split) + (split->to - split->last) * moe_ceil_div_(split->panels, split->fewer);
 }
 
 MOE_FN moe_span_ moe_span_of_(const moe_split_ *split, int64_t item) {
-  const int64_t before = split->last * moe_ceil_div_(split->panels, split->per_item);
+  const int64_t before = moe_split_before_(split);
   const int64_t at = item < before ? item : item - before, count = item < before ? split->per_item : split->fewer;
   const int64_t parts = moe_ceil_div_(split->panels, count);
-  moe_span_ span = {(item < before ? 0 : split->last) + at / parts, at % parts * count, 0};
+  moe_span_ span = {(item < before ? split->from : split->last) + at / parts, at % parts * count, 0};
   span.count = moe_min_(count, split->panels - span.first);
+  span.first += split->panel;
   return span;
 }
 

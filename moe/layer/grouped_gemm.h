@@ -165,7 +165,7 @@ MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
   stage.x = moe_grouped_dy_(g);
   stage.y = moe_grouped_x_(g);
   stage.x_dtype = stage.y_dtype = g->dtype;
-  stage.m = g->args->N;
+  stage.m = stage.m_to = g->args->N;
   stage.n = g->args->K;
   stage.output = (char *)g->args->dW;
   stage.dtype = g->weight_grad_dtype;

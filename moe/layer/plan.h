@@ -26,27 +26,33 @@ typedef struct moe_plan_ {
   int32_t *last;        /* [T] last slot of each token, when only that one counts */
 } moe_plan_;
 
+/* How many rows there can be. */
+MOE_FN int64_t moe_plan_most_(const moe_blockwise_layer *layer) {
+  const int64_t slots = moe_mul_(layer->N, layer->B);
+  return layer->max_rows > 0 ? moe_min_(layer->max_rows, slots) : slots;
+}
+
 /* Tokens of a chunk: equal ones, so that lanes end together. */
 MOE_FN int64_t moe_plan_chunk_(const moe_blockwise_layer *layer) {
-  const double rows = (double)layer->N * (double)layer->B / (double)moe_max_(1, layer->E); /* of an expert, at most */
+  const double rows = (double)moe_plan_most_(layer) / (double)moe_max_(1, layer->E); /* of an expert */
   int64_t chunk = MOE_CHUNK;
   while (chunk < MOE_CHUNK_MOST && rows * (double)chunk < (double)MOE_CHUNK_RUN_ * (double)layer->T) chunk *= 2;
   return moe_part_(layer->T, chunk);
 }
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
-  const int64_t slots = moe_mul_(layer->N, layer->B);
+  const int64_t rows = moe_mul_(moe_plan_most_(layer), 4);
   plan->chunk_rows = moe_plan_chunk_(layer);
   plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_rows));
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
-  plan->token = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
-  plan->slot = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
-  plan->affinity = (float *)moe_take_(arena, moe_mul_(slots, 4));
-  plan->run = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->token = (int32_t *)moe_take_(arena, rows);
+  plan->slot = (int32_t *)moe_take_(arena, rows);
+  plan->affinity = (float *)moe_take_(arena, rows);
+  plan->run = (int32_t *)moe_take_(arena, rows);
   plan->run_expert = (int32_t *)moe_take_(arena, moe_mul_(layer->N, 4));
-  plan->order = (int32_t *)moe_take_(arena, moe_mul_(slots, 4));
+  plan->order = (int32_t *)moe_take_(arena, rows);
   plan->chunk_first = (int64_t *)moe_take_(arena, (plan->chunks + 1) * 8);
-  plan->used = (uint8_t *)moe_take_(arena, slots);
+  plan->used = (uint8_t *)moe_take_(arena, moe_mul_(layer->N, layer->B));
   plan->fill = (int64_t *)moe_take_(arena, (layer->E + plan->chunks) * 8);
   plan->last = last_only ? (int32_t *)moe_take_(arena, moe_mul_(layer->T, 4)) : NULL;
 }
@@ -69,10 +75,16 @@ MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *l
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "block_to_expert", "has an expert outside [0,E], E meaning none");
   }
   const int64_t low = layer->skip_token ? -1 : 0, high = layer->skip_token ? layer->T - 1 : layer->T;
-  for (int64_t i = 0; i < layer->N * layer->B; i++)
-    if (layer->token_position_to_id[i] < low || layer->token_position_to_id[i] > high)
+  int64_t rows = 0;
+  for (int64_t i = 0; i < layer->N * layer->B; i++) {
+    const int32_t token = layer->token_position_to_id[i];
+    if (token < low || token > high)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id",
                        "has an id that is neither a token nor the padding id");
+    rows += !moe_is_padding_(layer, token);
+  }
+  if (rows > moe_plan_most_(layer))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id", "has more tokens than max_rows");
   return MOE_OK;
 }
 

@@ -12,9 +12,11 @@ enum {
 typedef struct moe_weight_grad_ {
   const moe_group_ *group;
   moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
+  moe_panelled_ x_panelled; /* or x panel by panel, where it has a base */
   moe_dtype x_dtype, y_dtype;
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
-  int64_t m, n;                           /* dW[e] is [m, blank+n] */
+  int64_t m, n;                           /* dW[e] is [m, blank+n], */
+  int64_t m_from, m_to;                   /*   of which these rows are formed */
   int64_t blank;                          /* leading columns of dW that get no gradient; y starts behind them, too */
   int64_t wide;                           /* panels of y that an item covers */
   char *output;
@@ -43,11 +45,15 @@ MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, in
   return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
-/* Columns [from,...) of the expert's rows of an operand. */
+/* Columns [from,...) of the expert's rows of an operand; of x panel by panel up to the next panel. */
 MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
                                        int64_t expert, int64_t from) {
-  moe_rows_ part = moe_rows_from_(operand, stage->group->first[expert]);
-  part.base += from * moe_dtype_bytes_(dtype);
+  const int64_t first = stage->group->first[expert], size = moe_dtype_bytes_(dtype);
+  moe_rows_ part = moe_rows_from_(operand, first);
+  part.base += from * size;
+  if (operand != &stage->x || !stage->x_panelled.base) return part;
+  part.base = moe_panelled_at_(stage->group, &stage->x_panelled, expert, first, from / MOE_PANEL, size);
+  part.stride = MOE_PANEL * size;
   return part;
 }
 
@@ -202,10 +208,10 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
   }
   const moe_right_ right = moe_right_packed_(y, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
   const int64_t piece = moe_min_(k, moe_piece_(&stage->group->kernels, stage->group->panel, MOE_ROWS_MAX, k));
-  for (int64_t m0 = 0; m0 < stage->m; m0 += MOE_PANEL) {
-    const int64_t rows = moe_min_(MOE_PANEL, stage->m - m0);
+  for (int64_t m0 = stage->m_from; m0 < stage->m_to; m0 += MOE_PANEL) {
+    const int64_t rows = moe_min_(MOE_PANEL, stage->m_to - m0);
     const moe_left_ then = moe_weight_grad_left_(
-        stage, lane, expert, m0 + MOE_PANEL, moe_min_(MOE_PANEL, stage->m - m0 - MOE_PANEL));
+        stage, lane, expert, m0 + MOE_PANEL, moe_min_(MOE_PANEL, stage->m_to - m0 - MOE_PANEL));
     const moe_ahead_ ahead = then.rows > 0 ? then.reads(&then, 0, piece) : *next;
     moe_weight_grad_rows_(stage, lane, expert, m0, rows, n0, panels, &right, &ahead);
   }
@@ -213,7 +219,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_la
 
 MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
   const int64_t parts = moe_ceil_div_(stage->n, stage->wide * MOE_PANEL);
-  *expert = item / parts;
+  *expert = stage->group->from + item / parts;
   *n0 = item % parts * stage->wide * MOE_PANEL;
 }
 
@@ -245,11 +251,12 @@ MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
 /* The group's rows must be known. */
 MOE_FN moe_work_ moe_weight_grad_work_(moe_weight_grad_ *stage) {
   const moe_group_ *group = stage->group;
-  const int64_t panels = moe_ceil_div_(stage->n, MOE_PANEL), rows = moe_ceil_div_(group->first[group->E], group->E);
+  const int64_t panels = moe_ceil_div_(stage->n, MOE_PANEL), experts = group->to - group->from,
+                rows = moe_ceil_div_(moe_group_all_rows_(group), experts);
   const moe_work_ none = {0, NULL, NULL, NULL};
   if (!stage->output) return none;
-  stage->wide = moe_panels_per_item_(group->lanes, group->E, panels, moe_weight_grad_panels_(group, rows, panels));
-  const moe_work_ work = {group->E * moe_ceil_div_(panels, stage->wide), moe_weight_grad_item_, stage,
+  stage->wide = moe_panels_per_item_(group->lanes, experts, panels, moe_weight_grad_panels_(group, rows, panels));
+  const moe_work_ work = {experts * moe_ceil_div_(panels, stage->wide), moe_weight_grad_item_, stage,
                           moe_weight_grad_ahead_};
   return work;
 }

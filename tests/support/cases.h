@@ -155,6 +155,8 @@ static inline void test_route_case(test_case *c) {
     for (int64_t i = 0; i <= l->N; ++i) c->conditions[i] = i < l->N && !test_with(&c->rng, 0.15);
     l->conditions = c->conditions;
   }
+  for (int64_t i = 0; i < l->N * l->B; ++i) l->max_rows += c->ids[i] >= 0 && c->ids[i] < l->T;
+  if (test_with(&c->rng, 0.5)) l->max_rows = 0;
   c->spec =
       c->dropping ? MOE_CTE_SHARD_ON_I_DROPPING : (moe_cte_spec)test_random_range(&c->rng, 0, l->conditions ? 2 : 1);
 }

@@ -77,6 +77,7 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   o.selection_bias = test_random_chance(&s, 3);
   o.expert_bias = test_random_chance(&s, 2);
   o.skip_token = test_random_chance(&s, 2);
+  o.tight = (int)(seed >> 1 & 1);
   o.dropping = test_random_chance(&s, 6);
   o.no_conditions = test_random_chance(&s, 2);
   o.capacity = test_random_chance(&s, 5) ? test_random_range(&s, 1, 8) : 0;
@@ -297,9 +298,9 @@ void problem_describe(const struct problem *p, const moe_context *ctx, char *tex
   const struct problem_options *o = &p->o;
   snprintf(text, bytes,
            "seed=%llu dtype=%s T=%lld H=%lld I=%lld E=%lld K=%lld B=%lld N=%lld activation=%d mode=%d clamp=%u "
-           "skip_token=%d dropping=%d spec=%d isa=%s threads=%d schedule=%d",
+           "skip_token=%d tight=%d dropping=%d spec=%d isa=%s threads=%d schedule=%d",
            (unsigned long long)o->seed, problem_dtype_name(o->dtype), (long long)o->T, (long long)o->H, (long long)o->I,
            (long long)o->E, (long long)o->K, (long long)o->B, (long long)p->N, (int)o->layer.activation,
-           (int)o->layer.affinity_mode, (unsigned)o->layer.clamp, o->skip_token, o->dropping, (int)o->spec,
+           (int)o->layer.affinity_mode, (unsigned)o->layer.clamp, o->skip_token, o->tight, o->dropping, (int)o->spec,
            moe_isa_name(moe_isa_active()), ctx ? (int)ctx->num_threads : 0, ctx ? (int)ctx->schedule : 0);
 }

@@ -89,6 +89,7 @@ struct problem_options {
   moe_mx_operands mx; /* problem_options_random leaves it off */
   int token_mask, router_bias, selection_bias, expert_bias; /* optional tensors that are given */
   int skip_token, dropping;                                 /* dropping: one block per expert */
+  int tight;                                                /* max_rows is given */
   int no_conditions;
   int64_t capacity;
   moe_drop_policy drop_policy;

@@ -111,6 +111,7 @@ static void make_router_args(const struct problem *p, struct problem_args *a) {
 static moe_blockwise_layer make_layer(const struct problem *p) {
   const struct problem_options *o = &p->o;
   return (moe_blockwise_layer){.T = o->T, .H = o->H, .I = o->I, .E = o->E, .N = p->N, .B = o->B,
+      .max_rows = o->tight ? o->T * o->K : 0,
       .hidden_states = tensor(p, PT_HIDDEN_STATES), .expert_affinities_masked = tensor(p, PT_AFFINITIES),
       .affinity_dtype = o->affinity_dtype ? o->affinity_dtype : MOE_DTYPE_F32,
       .gate_up_proj_weight = tensor(p, PT_GATE_UP_WEIGHT), .down_proj_weight = tensor(p, PT_DOWN_WEIGHT),
