@@ -265,9 +265,10 @@ static void loss_rows(void *arg, int64_t item) {
 /* What the forward and the backward are both told. */
 static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
   return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK,
-    .hidden_states = l->input, .expert_affinities_masked = l->affinities, .affinity_dtype = MOE_DTYPE_F32,
-    .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low, .token_position_to_id = l->ids,
-    .block_to_expert = l->block_expert, .conditions = l->condition, .config = {.activation = MOE_ACT_SILU}};
+    .max_rows = m->T * m->K, .hidden_states = l->input, .expert_affinities_masked = l->affinities,
+    .affinity_dtype = MOE_DTYPE_F32, .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low,
+    .token_position_to_id = l->ids, .block_to_expert = l->block_expert, .conditions = l->condition,
+    .config = {.activation = MOE_ACT_SILU}};
 }
 
 /* h = moe(h). Route the rows, group them by expert into blocks, run the experts. */
