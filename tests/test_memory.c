@@ -167,7 +167,7 @@ static size_t forward_bound(const moe_blockwise_layer *l, int64_t rows, int64_t 
 
 static size_t backward_bound(const moe_blockwise_layer *l, int64_t rows, int64_t s, int64_t threads) {
   const int64_t I = (l->I + 63) / 64 * 64, MiB = 1 << 20;
-  const int64_t am = least(rows * I * s, most(most(rows * 64 * s, rows * I * s / 5), threads * MiB));
+  const int64_t am = least(rows * I * s, most(most(rows * 64 * s, rows * I * s / 5), threads * 2 * MiB));
   const int64_t lane = most(4 * MiB, most(256 * rows + 5 * MiB / 4, 3 * MiB / 2 + 4 * l->T));
   return (size_t)(rows * (2 * I * s + I / 16 + 20) + l->N * l->B + am + threads * lane);
 }

@@ -167,8 +167,9 @@ MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward,
   return stage;
 }
 
-/* The gradients of the pre-activations, and what falls off on the way: that of the down weight. */
-MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
+/* The gradients of the pre-activations, and what falls off on the way: those of the down weight, but for that of the
+   last experts, whose a*m is there in the end. */
+MOE_FN moe_down_grad_ moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
@@ -197,13 +198,15 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
   down_grad.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
   down_grad.am_rows = backward->am_rows;
   moe_down_grad_start_(&down_grad, args->down_proj_weight_grad ? backward->am : NULL);
-  while (moe_down_grad_next_(&down_grad)) {
+  while (moe_down_grad_more_(&down_grad)) {
+    moe_down_grad_next_(&down_grad);
     moe_expert_stage_ stage = moe_down_grad_stage_(&down_grad);
     moe_weight_grad_ weight = moe_backward_down_weight_(backward, &down_grad);
     const moe_work_ work = moe_expert_stage_work_(&stage), after = moe_weight_grad_work_(&weight);
     moe_run_(ctx, &work, 1);
-    moe_run_(ctx, &after, 1);
+    if (moe_down_grad_more_(&down_grad)) moe_run_(ctx, &after, 1);
   }
+  return down_grad;
 }
 
 MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
@@ -271,9 +274,10 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   backward->output_grad =
       moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
                          backward->args->output_hidden_states_grad, backward->decoded_output_grad);
-  moe_backward_down_(ctx, backward);
+  const moe_down_grad_ down_grad = moe_backward_down_(ctx, backward);
   moe_combine_ hidden = moe_backward_hidden_(backward);
-  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward);
+  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward),
+                   down = moe_backward_down_weight_(backward, &down_grad);
   moe_small_grads_ small = moe_backward_small_(backward);
   /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
@@ -282,10 +286,11 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_ahead_},
       moe_weight_grad_work_(&gate_up),
+      moe_weight_grad_work_(&down),
       {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
       affinity,
   };
-  moe_run_(ctx, work, pre ? 3 : 4);
+  moe_run_(ctx, work, pre ? 4 : 5);
   if (pre) moe_run_(ctx, &affinity, 1);
 }
 

@@ -33,7 +33,7 @@ MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ce
    gives every lane something to do; at the least one panel of all rows, as they may be one expert's. */
 enum { MOE_AM_PARTS_ = 5 };
 #ifndef MOE_AM_LEAST
-#define MOE_AM_LEAST (1 << 20) /* bytes per lane */
+#define MOE_AM_LEAST (2 << 20) /* bytes per lane */
 #endif
 
 MOE_FN int64_t moe_down_grad_am_rows_(const moe_blockwise_ *call, int64_t rows, int64_t lanes) {
@@ -50,22 +50,24 @@ MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *am) {
   stage->group.to = 0;
 }
 
-/* On to the next experts, as many as am has room for, or to as many panels of one that it has none for. 0: there are no
-   more. */
-MOE_FN int moe_down_grad_next_(moe_down_grad_ *stage) {
+/* Whether there are more. */
+MOE_FN int moe_down_grad_more_(const moe_down_grad_ *stage) {
+  return stage->group.to < stage->group.E || stage->am.panel + stage->am.panels < moe_down_grad_panels_(stage->call);
+}
+
+/* On to the next ones, as many as am has room for, or to as many panels of one that it has none for. */
+MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
   moe_group_ *group = &stage->group;
   moe_panelled_ *am = &stage->am;
   const int64_t panels = moe_down_grad_panels_(stage->call), end = am->panel + am->panels;
   am->panel = end < panels ? end : 0;
   group->from = end < panels ? group->from : group->to;
-  if (group->from == group->E) return 0;
   group->to = group->from + 1;
   const int64_t fit = stage->am_rows / moe_max_(1, moe_group_all_rows_(group));
   am->panels = moe_min_(panels - am->panel, am->base ? fit : panels);
   while (am->panels == panels && group->to < group->E &&
          (!am->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->am_rows))
     group->to++;
-  return 1;
 }
 
 /* Rows of pre or scaled, whose places have been fetched if they are not to leave past the caches. */
