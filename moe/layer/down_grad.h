@@ -50,7 +50,7 @@ MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *am) {
   stage->group.to = 0;
 }
 
-/* Whether there are more. */
+/* Whether there are more experts, or panels. */
 MOE_FN int moe_down_grad_more_(const moe_down_grad_ *stage) {
   return stage->group.to < stage->group.E || stage->am.panel + stage->am.panels < moe_down_grad_panels_(stage->call);
 }

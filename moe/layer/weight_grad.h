@@ -12,7 +12,7 @@ enum {
 typedef struct moe_weight_grad_ {
   const moe_group_ *group;
   moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
-  moe_panelled_ x_panelled; /* or x panel by panel, where it has a base */
+  moe_panelled_ x_panelled;               /* or x panel by panel, where this has a base */
   moe_dtype x_dtype, y_dtype;
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
   int64_t m, n;                           /* dW[e] is [m, blank+n], */
