@@ -64,6 +64,9 @@
 #define MOE_QUICK_BEGIN      MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
 #define MOE_QUICK_END        MOE_PRAGMA(clang attribute pop)
+#define MOE_ONCE_BEGIN \
+  MOE_QUICK_END MOE_PRAGMA(clang attribute push(__attribute__((optnone)), apply_to = function))
+#define MOE_ONCE_END MOE_PRAGMA(clang attribute pop) MOE_QUICK_BEGIN
 #elif defined(__GNUC__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_OPTIMIZE_(...) \
   MOE_PRAGMA(GCC push_options)   \
@@ -78,6 +81,13 @@
 #define MOE_QUICK_BEGIN
 #define MOE_QUICK_WIDE_BEGIN
 #define MOE_QUICK_END
+#endif
+
+/* Within such code: what looks at a call's arguments once, never into tensors. clang takes 0.95 of the time if it
+   optimises none of it. */
+#ifndef MOE_ONCE_BEGIN
+#define MOE_ONCE_BEGIN
+#define MOE_ONCE_END
 #endif
 
 /* x, as if it had been computed here, in a register where that kind is known: gcc would load a vector again for each of

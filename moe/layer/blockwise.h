@@ -28,6 +28,8 @@ MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
   const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
                           config->up_clamp_lower_limit};
@@ -114,6 +116,8 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
                                          "quantized_hidden_states->scales", tensor + n);
   return n;
 }
+
+MOE_ONCE_END
 
 /* What only a look into the tensors tells. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {

@@ -18,6 +18,8 @@ typedef struct moe_backward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
   MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
@@ -77,6 +79,8 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
                                                  "quantized_output_hidden_states_grad->scales"));
   return moe_plan_check_(ctx, &backward->call.layer);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 

@@ -15,6 +15,8 @@ typedef struct moe_forward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_ONCE_BEGIN
+
 MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
 
 /* What the device kernels of seed S2 accept. */
@@ -124,6 +126,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
   if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
   return moe_plan_check_(ctx, &forward->call.layer);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 

@@ -17,6 +17,8 @@ typedef struct moe_grouped_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "num_tokens", args->num_tokens));
@@ -37,6 +39,8 @@ MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped
   return MOE_OK;
 }
 
+MOE_ONCE_END
+
 MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g) {
   const moe_grouped_gemm_args *args = g->args;
   int64_t rows = 0;
@@ -50,6 +54,8 @@ MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "gather_indices", "has a slot outside [0,num_tokens*topk)");
   return MOE_OK;
 }
+
+MOE_ONCE_BEGIN
 
 /* Tensors an operation does not use are left out of its table. */
 MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, const moe_arena_ *sized, int sizes_only) {
@@ -81,6 +87,8 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, co
   if (forward) MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
   return moe_grouped_check_ids_(ctx, g);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 

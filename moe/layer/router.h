@@ -134,6 +134,8 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_turn_ *turn) {
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &lane, t);
 }
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized,
                                     int sizes_only) {
   const moe_router_topk_args *args = router->args;
@@ -154,6 +156,8 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
   };
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
+
+MOE_ONCE_END
 
 MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype,
                                        size_t *bytes, int sizes_only) {

@@ -164,6 +164,8 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_turn_ *turn) {
 
 /* ------------------------------------------------------------------------------------------------------- validation */
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
@@ -179,12 +181,16 @@ MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_rout
   return MOE_OK;
 }
 
+MOE_ONCE_END
+
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
   for (int64_t i = 0; i < n; i++)
     if (index[i] < -1 || index[i] >= E)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
   return MOE_OK;
 }
+
+MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized,
                                         int sizes_only) {
@@ -214,6 +220,8 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ 
   MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
   return sizes_only ? MOE_OK : moe_check_expert_index_(ctx, args->expert_index, T * args->K, E);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

@@ -214,6 +214,8 @@ MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
   moe_run_(ctx, &finish, 1);
 }
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
@@ -235,6 +237,8 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *
   MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), 0));
   return balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
 }
+
+MOE_ONCE_END
 
 MOE_FN moe_status moe_router_loss_any_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
   moe_router_loss_ loss;

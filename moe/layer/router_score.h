@@ -2,6 +2,8 @@
 #ifndef MOE_LAYER_ROUTER_SCORE_H
 #define MOE_LAYER_ROUTER_SCORE_H
 
+MOE_ONCE_BEGIN
+
 /* E experts, k of them per token. */
 MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
   MOE_TRY(moe_check_count_(ctx, "E", E));
@@ -26,6 +28,8 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   }
   return MOE_OK;
 }
+
+MOE_ONCE_END
 
 MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
   return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;
