@@ -14,8 +14,9 @@ for i in $(seq 50); do sed "s/@/$i/g" "$root/tests/support/yardstick.c.in"; done
 # The CPU time of a compilation, less that of one of nothing, in seconds of a core on which gcc takes 1.08 s for
 # `yardstick`, a fixed file (and clang 19, which is quicker at it, 0.97 s). The same compiler compiles it in turns: a
 # shared machine's speed differs from another's by a factor of two, and from minute to minute by a third, for each
-# compiler by its own share. So each compilation is held against the yardsticks right before and after it, and the
-# median counts; what comes near the limit is measured longer.
+# compiler by its own share. What disturbs it only adds time, and to a long compilation more than to a short one (single
+# ones differ by a third beside their yardsticks): so the quicker half of the compilations is held against the quicker
+# half of the yardsticks between them. What comes near the limit is measured longer.
 cpu_time() {
   python3 - "$work/yardstick.c" "$@" <<'P'
 import resource, statistics, subprocess, sys
@@ -28,12 +29,12 @@ def measure(command):
     return cpu() - start
 yardstick, limit, runs, source, baseline, *command = sys.argv[1:]
 reference = 0.97 if command[0] == "clang-19" else 1.08
-shares, cores = [], [measure(command + [yardstick])]
+times, cores = [], [measure(command + [yardstick])]
+quicker_half = lambda seconds: statistics.mean(sorted(seconds)[: (len(seconds) + 1) // 2])
 for run in range(1, int(runs) + 1):
-    taken = measure(command + [source]) - measure(command + [baseline])
+    times.append(measure(command + [source]) - measure(command + [baseline]))
     cores.append(measure(command + [yardstick]))
-    shares.append(taken / statistics.mean(cores[-2:]))
-    cost = statistics.median(shares) * reference
+    cost = quicker_half(times) / quicker_half(cores) * reference
     if run >= 3 and cost < 0.9 * float(limit):
         break
 print("%.3f s of %s s allowed (the yardstick takes %.2f s)" % (cost, limit, statistics.mean(cores)))
