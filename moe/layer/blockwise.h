@@ -129,6 +129,8 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
 
+MOE_ONCE_BEGIN
+
 MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
   const moe_glu_ glu = {config->activation,
                         moe_resolve_alpha_(config->activation, config->alpha),
@@ -167,6 +169,8 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
                               layer->quantized_down_weight);
 }
+
+MOE_ONCE_END
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
 MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n,

@@ -80,8 +80,6 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
   return moe_plan_check_(ctx, &backward->call.layer);
 }
 
-MOE_ONCE_END
-
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t lanes) {
@@ -122,6 +120,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   return glu;
 }
 
+MOE_ONCE_END
+
 MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert) {
   return moe_weights_gate_up_across_(stage->call, expert);
 }
@@ -142,6 +142,8 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   }
   kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
+
+MOE_ONCE_BEGIN
 
 /* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
 MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
@@ -297,6 +299,8 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   moe_run_(ctx, work, pre ? 4 : 5);
   if (pre) moe_run_(ctx, &affinity, 1);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

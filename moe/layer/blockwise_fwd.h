@@ -127,8 +127,6 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
   return moe_plan_check_(ctx, &forward->call.layer);
 }
 
-MOE_ONCE_END
-
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* Up to so many rows per expert at work, the down projection is a stage apart, which reads each expert's weights once.
@@ -148,6 +146,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
   moe_lanes_layout_(&call->group, arena, lanes, rows, moe_max_(l->H, l->I), moe_combine_floats_(call, lanes), 0);
 }
+
+MOE_ONCE_END
 
 /* The down projection by itself. */
 MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
@@ -259,6 +259,8 @@ MOE_FN void moe_forward_flow_(moe_forward_ *forward, moe_split_ *split) {
   for (int64_t e = 0; e < split->last; e++) atomic_init(&forward->done[e], 0);
 }
 
+MOE_ONCE_BEGIN
+
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
@@ -296,6 +298,8 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_run_(ctx, &second, 1);
   moe_forward_blank_rows_(forward);
 }
+
+MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

@@ -157,8 +157,6 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
 
-MOE_ONCE_END
-
 MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype,
                                        size_t *bytes, int sizes_only) {
   moe_router_ router;
@@ -200,5 +198,7 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   }
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
 #undef MOE_DEFINE_ROUTER_
+
+MOE_ONCE_END
 
 #endif

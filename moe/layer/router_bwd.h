@@ -221,8 +221,6 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ 
   return sizes_only ? MOE_OK : moe_check_expert_index_(ctx, args->expert_index, T * args->K, E);
 }
 
-MOE_ONCE_END
-
 /* ----------------------------------------------------------------------------------------------------------- public */
 
 /* Resolves the defaults. A size is asked for before there are tensors: then H tells whether products are wanted. */
@@ -290,5 +288,7 @@ MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_to
   }
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
 #undef MOE_DEFINE_ROUTER_BWD_
+
+MOE_ONCE_END
 
 #endif
