@@ -118,8 +118,10 @@ MOE_QUICK_BEGIN
 #include "layer/element.h"
 #include "layer/router_loss.h"
 #include "layer/activation.h"
+MOE_ONCE_BEGIN
 #include "layer/group.h"
 #include "layer/expert_stage.h"
+MOE_ONCE_END
 #include "layer/mx_layout_map.h"
 #include "layer/mx_layout.h"
 #include "layer/nki_vector.h"
@@ -132,11 +134,15 @@ MOE_QUICK_BEGIN
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
+MOE_ONCE_BEGIN
 #include "layer/weights.h"
+MOE_ONCE_END
 #include "layer/checkpoint.h"
 #include "layer/gate_up.h"
 #include "layer/combine.h"
+MOE_ONCE_BEGIN
 #include "layer/weight_grad.h"
+MOE_ONCE_END
 #include "layer/down_grad.h"
 #include "layer/small_grads.h"
 #include "layer/blockwise_fwd.h"
