@@ -10,12 +10,14 @@ MOE_QUICK_WIDE_BEGIN
 #include "glu.inl"
 MOE_QUICK_END
 #include "row.inl"
+MOE_SCHEDULED_BEGIN
 #include "tile.inl"
 #if MOE_TILE_ACROSS
 #include "across_tile.inl"
 #endif
 #include "codes.inl"
 #include "halves.inl"
+MOE_SCHEDULED_END
 
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
@@ -55,8 +57,10 @@ MOE_QUICK_END
 #undef MOE_FORMAT_UPPER
 
 #if MOE_BF16_BY_MODE
+MOE_SCHEDULED_BEGIN
 #include "pack_tile.inl"
 #include "prepare_tile.inl"
+MOE_SCHEDULED_END
 #endif
 
 MOE_QUICK_WIDE_BEGIN

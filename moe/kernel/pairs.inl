@@ -52,6 +52,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_PANEL + j)));
 }
 
+MOE_SCHEDULED_BEGIN
 #include "across_tile.inl"
 
 /* Where cores share their way to memory, Zen 4 drops much of what is fetched for the second level: where there is time,
@@ -186,6 +187,8 @@ MOE_FN void MOE_K(gather_tile_pairs)(const moe_tile_ *t) {
     MOE_K(gather_tile_rows)(t, &at);
   }
 }
+
+MOE_SCHEDULED_END
 
 MOE_QUICK_WIDE_BEGIN
 #define MOE_COLUMN_PAIRS 1
