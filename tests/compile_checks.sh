@@ -1,6 +1,7 @@
 #!/bin/sh
 # compile_checks.sh: the declarations are warning-free under every compiler found, as C99, C11 and C++11 (that the
-# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others.
+# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others; gcc
+# heeds its pragmas.
 . "$(dirname "$0")/support/checks.sh"
 
 cat >"$work/implementation.c" <<'C'

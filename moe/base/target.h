@@ -57,14 +57,15 @@
   MOE_OPTIMIZE_NO_MODREF_ "no-tree-dse", "no-dse", "no-ipa-pure-const", "no-ipa-ra", "no-ipa-cp", "no-ipa-sra", \
       "no-early-inlining"
 /* Without the other passes kernels' inner loops hold as many instructions, or one or two more. optimize stands before
-   target: gcc drops it where it follows within a macro. Tiles and 16-bit lanes take 2 to 4 % longer where instructions
-   are not scheduled, streams 4 % longer where they are (measured with AVX2). */
+   target: gcc drops it where it follows within a macro. */
 #define MOE_TARGET_BEGIN(features)                                                                  \
   MOE_PRAGMA(GCC push_options)                                                                      \
   MOE_PRAGMA(GCC optimize("no-tree-pre", "no-gcse", "no-rerun-cse-after-loop", "no-tree-vectorize", \
                           "no-schedule-insns2", MOE_OPTIMIZE_LESS_))                                \
   MOE_PRAGMA(GCC target(features))
-#define MOE_TARGET_END      MOE_PRAGMA(GCC pop_options)
+#define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
+/* Within such a region: tiles and 16-bit lanes take 2 to 4 % longer where gcc does not schedule instructions, streams
+   4 % longer where it does (measured with AVX2). */
 #define MOE_SCHEDULED_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("schedule-insns2"))
 #define MOE_SCHEDULED_END   MOE_PRAGMA(GCC pop_options)
 #define MOE_UNROLL     MOE_PRAGMA(GCC unroll 64)
