@@ -65,10 +65,10 @@
      The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
      Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R rows, N*B
      or max_rows, s = 2 bytes (bf16) or 4, and I in whole 64s, it is at most
-       forward   R*(I*s + 20) + N*B bytes, with N*B <= 256*E also min(R, 16*E)*H*4, and 4 MiB per thread;
+       forward   R*(I*s + 20) + N*B bytes, with N*B <= 256*E also min(R, 16*E)*H*4, and 3.6 MiB per thread;
        backward  R*(2*I*s + I/16 + 20) + N*B, of R*I*s as much as is the most of a fifth, 64*R*s and 2 MiB per thread,
                  with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more, and per thread the
-                 largest of 4 MiB, 256*R + 1.25 MiB, 1.5 MiB + 4*T;
+                 largest of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 512 tokens or more.

@@ -29,25 +29,39 @@ typedef struct moe_combine_ {
   void *user; /* what add needs besides */
 } moe_combine_;
 
-/* Outputs that a lane sums up at a time, those of a chunk of tokens and of some panels, at most: the more panels, the
-   less often rows are gathered. Half of it for binary32 products, beside which that takes little time. */
-enum { MOE_COMBINE_FLOATS = 1 << 19 };
+/* Outputs that a lane sums up at a time, those of a chunk of tokens and of some panels, and products of as many panels,
+   at most: the more panels, the less often rows are gathered. Fewer for binary32 products, beside which that takes
+   little time. */
+enum { MOE_COMBINE_PAIRS_ = 3 << 18, MOE_COMBINE_F32_ = 5 << 16 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
 
+/* Floats of a panel's sums and products. */
+MOE_FN int64_t moe_combine_panel_(const moe_blockwise_ *call) {
+  return call->plan.chunk_rows * MOE_PANEL + MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX);
+}
+
 /* Into how many items a chunk's panels divide: as many for every lane, if it can be. */
 MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t lanes) {
-  const int64_t floats = MOE_COMBINE_FLOATS / (call->group.panel == MOE_PANEL_F32 ? 2 : 1);
-  const int64_t fit = floats / (moe_max_(1, call->plan.chunk_rows) * MOE_PANEL);
+  const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_F32_ : MOE_COMBINE_PAIRS_;
+  const int64_t fit = moe_max_(1, floats / moe_combine_panel_(call));
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
   int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(lanes, chunks, panels, fit));
   while (parts < panels && chunks * parts % lanes != 0) parts++;
   return parts;
 }
-MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t lanes) {
-  const int64_t most = moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, lanes));
-  return most * call->plan.chunk_rows * MOE_PANEL;
+
+/* The panels of an item, at most; floats of their sums; and of these and products of as many panels. */
+MOE_FN int64_t moe_combine_most_(const moe_blockwise_ *call, int64_t lanes) {
+  return moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, lanes));
 }
+MOE_FN int64_t moe_combine_sums_(const moe_blockwise_ *call, int64_t lanes) {
+  return moe_combine_most_(call, lanes) * call->plan.chunk_rows * MOE_PANEL;
+}
+MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t lanes) {
+  return moe_combine_most_(call, lanes) * moe_combine_panel_(call);
+}
+
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
   return call->plan.chunks * moe_combine_parts_(call, call->group.lanes);
 }
@@ -149,7 +163,7 @@ MOE_FN int64_t moe_combine_fetch_(const moe_combine_ *stage, int64_t at, int64_t
 }
 
 /* One run's rows [at,end) of order, added into the lane's sums. */
-MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, int64_t at, int64_t end,
+MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_lane_ *lane, int64_t at, int64_t end,
                              const moe_patch_ *patch, const moe_ahead_ *next) {
   const moe_blockwise_ *call = stage->call;
   const moe_rows_ rows = {stage->left.base, stage->left.stride, call->plan.order};
@@ -157,8 +171,8 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, const moe_lane_ *lane, i
   for (; at < end; at += step) {
     moe_left_ left;
     moe_summands_ summands;
-    moe_lane_left_(&call->group, lane, stage, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from,
-                   stage->k, &left);
+    moe_lane_left_(&call->group, lane, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k,
+                   &left);
     moe_combine_summands_(stage, patch->chunk, at, left.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
       moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
@@ -176,7 +190,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  const moe_lane_ lane = moe_lane_at_(&call->group, turn, moe_combine_floats_(call, call->group.lanes));
+  moe_lane_ lane = moe_lane_at_(&call->group, turn, stage, moe_combine_sums_(call, call->group.lanes));
   const moe_patch_ patch = moe_combine_patch_(call, item);
   const int64_t t0 = patch.chunk * plan->chunk_rows, tokens = moe_min_(plan->chunk_rows, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];

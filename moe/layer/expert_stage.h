@@ -30,7 +30,7 @@ typedef struct moe_expert_stage_ {
 /* The group's rows must be known. */
 MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, int64_t k) {
   stage->k = k;
-  stage->split = moe_group_split_(stage->group, panels, moe_group_products_(stage->group, stage->sums));
+  stage->split = moe_group_split_(stage->group, panels, k, stage->sums);
 }
 
 MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
@@ -91,15 +91,15 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lan
 
 MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->group, turn, stage->sums);
+  moe_lane_ lane = moe_lane_at_(stage->group, turn, stage, stage->sums);
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
   if (stage->begin) stage->begin(stage->arg, span, lane.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
     moe_left_ left;
-    moe_lane_left_(stage->group, &lane, stage, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0,
-                   stage->k, &left);
+    moe_lane_left_(stage->group, &lane, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0, stage->k,
+                   &left);
     moe_expert_stage_rows_(stage, &lane, &left, first, &span, &turn->ahead);
   }
   if (stage->end) stage->end(stage->arg, span, lane.sum);

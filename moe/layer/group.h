@@ -13,19 +13,20 @@ typedef struct moe_group_ {
   int in_shares;        /* see moe_in_shares_ */
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, gather_bytes, room; /* room: floats of a lane for products and sums */
+  int64_t lane_bytes, room; /* room: see moe_lane_ */
 } moe_group_;
 
 enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
 
-/* A lane's scratch memory. */
+/* A lane's scratch memory: a packed piece and, in `room` bytes, rows gathered, their products and partial outputs. */
 typedef struct moe_lane_ {
-  char *piece;      /* see moe_operands_ */
-  char *gathered;   /* see moe_left_ */
+  char *piece; /* see moe_operands_ */
   moe_held_ *held;
+  char *gathered;   /* see moe_left_ */
   float *c;         /* products, see moe_operands_, */
-  int64_t products; /*   so many floats, */
-  float *sum;       /*   and, behind them, partial outputs: as many as the stage asks for */
+  int64_t products; /*   so many floats */
+  float *sum;       /* last: the stage's own, */
+  int64_t sums;     /*   so many */
 } moe_lane_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
@@ -76,51 +77,64 @@ MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15)
 MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_lane_ lane = {0};
   lane.piece = (char *)moe_take_(arena, moe_packing_bytes_(&group->kernels, group->panel));
-  lane.gathered = (char *)moe_take_(arena, group->gather_bytes);
-  lane.c = (float *)moe_take_(arena, moe_mul_(group->room, 4));
+  lane.gathered = (char *)moe_take_(arena, group->room);
   return lane;
 }
 
-/* What all lanes need: to gather rows of up to k elements, so many floats for sums beside products, or grad_bytes for
-   everything. */
-MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t rows, int64_t k,
-                              int64_t sums, int64_t grad_bytes) {
+/* What all lanes need: beside a piece of as many rows as are ever gathered, so many floats for products and sums, or as
+   few products as are ever formed; or, beside a panel of rows, grad_bytes. */
+MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t floats, int64_t grad_bytes) {
   moe_arena_ one = {NULL, 0};
-  const int64_t whole = moe_gathered_bytes_(group, moe_min_(rows, MOE_ROWS_MAX), k);
-  const int64_t beside = moe_mul_(moe_add_(MOE_PRODUCTS_LEAST_, moe_sums_whole_(sums)), 4);
+  const int64_t most = moe_sums_whole_(moe_max_(MOE_PRODUCTS_LEAST_, floats)),
+                room = moe_add_(moe_gathered_bytes_(group, MOE_ROWS_MAX, 1), moe_mul_(most, 4)),
+                grads = moe_add_(moe_gathered_bytes_(group, MOE_PANEL, 1), grad_bytes);
   group->lanes = lanes;
-  group->gather_bytes = whole < 0 ? MOE_GATHER_BYTES_ : moe_min_(whole, MOE_GATHER_BYTES_);
-  group->gather_bytes = moe_max_(MOE_ROWS_MAX * group->kernels.piece_bytes[group->panel], group->gather_bytes);
-  group->room = beside < 0 || grad_bytes < 0 ? -1 : moe_max_(beside, grad_bytes) / 4;
+  group->room = room < 0 || grads < 0 ? -1 : moe_max_(room, grads);
   moe_lane_layout_(group, &one);
   group->lane_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
 }
 
-/* Floats of a lane for products, beside so many for sums. */
-MOE_FN int64_t moe_group_products_(const moe_group_ *group, int64_t sums) {
-  return moe_min_(MOE_PRODUCTS_MOST_, group->room - moe_sums_whole_(sums));
+/* Whether rows of k elements are gathered whole: where products of a few panels and the sums find room beside them. */
+MOE_FN int moe_gathers_whole_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+  const int64_t whole = moe_gathered_bytes_(group, rows, k),
+                beside = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_(rows) + moe_sums_whole_(sums);
+  return whole >= 0 && whole <= moe_min_(MOE_GATHER_BYTES_, group->room - beside * 4);
 }
 
-MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, int64_t sums) {
+/* Bytes of a lane's room that they take, whole or a piece at a time; and floats for products, beside these and sums. */
+MOE_FN int64_t moe_lane_gathers_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+  return moe_gathered_bytes_(group, rows, moe_gathers_whole_(group, rows, k, sums) ? k : 1);
+}
+MOE_FN int64_t moe_lane_products_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+  const int64_t floats = (group->room - moe_lane_gathers_(group, rows, k, sums)) / 4 - moe_sums_whole_(sums);
+  return moe_min_(MOE_PRODUCTS_MOST_, floats);
+}
+
+/* The lane at an item of a stage, which asks for so many sums; `of`: the stage, or NULL if it uses the room in its own
+   way. What another one has left there is held no longer. */
+MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, const void *of, int64_t sums) {
   moe_arena_ arena = {group->scratch + turn->lane * group->lane_bytes, 0};
   moe_lane_ lane = moe_lane_layout_(group, &arena);
-  lane.products = moe_group_products_(group, sums);
-  lane.sum = lane.c + group->room - moe_sums_whole_(sums);
+  const moe_held_ none = {of, 0, 0};
+  if (turn->held.of != of) turn->held = none;
   lane.held = &turn->held;
+  lane.sums = sums;
+  lane.sum = (float *)(void *)(lane.gathered + group->room) - moe_sums_whole_(sums);
   return lane;
 }
 
-/* Rows [first, first+count) of stage `of` as left operand, elements [from, from+k); multiplied again right away, even
-   by the lane's next item, they are not gathered again. */
-MOE_FN void moe_lane_left_(const moe_group_ *group, const moe_lane_ *lane, const void *of, const moe_rows_ *rows,
-                           int64_t first, int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
-  const int64_t bytes = moe_gathered_bytes_(group, count, k);
-  const moe_held_ now = {of, first, count}, none = {NULL, 0, 0};
+/* Rows [first, first+count) as left operand, elements [from, from+k), and where its products go; multiplied again right
+   away, even by the lane's next item, they are not gathered again. */
+MOE_FN void moe_lane_left_(const moe_group_ *group, moe_lane_ *lane, const moe_rows_ *rows, int64_t first,
+                           int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
   moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
-  left->keep = bytes >= 0 && bytes <= group->gather_bytes;
-  left->held = left->keep && lane->held->of == of && lane->held->first == first && lane->held->rows == count;
-  *lane->held = left->keep ? now : none;
+  left->keep = moe_gathers_whole_(group, count, k, lane->sums);
+  left->held = left->keep && lane->held->first == first && lane->held->rows == count;
+  lane->held->first = first;
+  lane->held->rows = left->keep ? count : 0;
+  lane->c = (float *)(void *)(lane->gathered + moe_lane_gathers_(group, count, k, lane->sums));
+  lane->products = moe_lane_products_(group, count, k, lane->sums);
 }
 
 /* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the lane's products; `next` is fetched
@@ -176,9 +190,9 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
     split->last--;
 }
 
-/* An item takes as many panels as are multiplied at a time, with room for so many products, or, of a few rows, as many
-   as can ever be. Lanes whose shares are known beforehand get items that are alike. */
-MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t products) {
+/* An item of rows of k elements, with so many sums, takes as many panels as are multiplied at a time or, of a few rows,
+   as many as can ever be. Lanes whose shares are known beforehand get items that are alike. */
+MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t k, int64_t sums) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group), all = moe_group_all_rows_(group);
   moe_split_ split = {group->from, group->to, group->to, 0, panels, 0, 1};
@@ -187,7 +201,7 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int6
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, used)));
-  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(products, rows);
+  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(moe_lane_products_(group, rows, k, sums), rows);
   split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->lanes == 1 || last > (group->to - group->from) / 4) return split;

@@ -188,8 +188,7 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
-  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : g->total, moe_grouped_depth_(g),
-                    dw ? 0 : MOE_PRODUCTS_MOST_ - MOE_PRODUCTS_LEAST_,
+  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : MOE_PRODUCTS_MOST_,
                     dw ? moe_weight_grad_bytes_(&g->group, g->total) : 0);
 }
 

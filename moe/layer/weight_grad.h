@@ -235,10 +235,9 @@ MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  const moe_lane_ lane = moe_lane_at_(stage->group, turn, 0);
-  const moe_held_ none = {NULL, 0, 0};
+  moe_lane_ lane = moe_lane_at_(stage->group, turn, NULL, 0);
   int64_t expert, n0;
-  *lane.held = none;
+  lane.c = (float *)(void *)(lane.gathered + moe_gathered_bytes_(stage->group, MOE_PANEL, 1));
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = moe_group_rows_(stage->group, expert);
   const int64_t end = moe_min_(stage->n, n0 + stage->wide * MOE_PANEL), panels = moe_ceil_div_(end - n0, MOE_PANEL);
