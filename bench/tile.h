@@ -24,7 +24,7 @@ static void bench_tile_task(void *arg, int64_t index) {
   (void)index;
   tile.tile.panel = tile.panel;
   tile.tile.soon = tile.rows;
-  tile.tile.c = tile.c;
+  tile.tile.soon_c = tile.tile.c = tile.c;
   tile.tile.row = tile.rows;
   for (int i = 0; i < TILE_TURNS; i++) tile.multiply(&tile.tile);
 }

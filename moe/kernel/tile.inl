@@ -23,10 +23,16 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 }
 
 /* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
-   from memory, an equal share beside each part, while there is any: their fewer products leave less room. */
+   from memory, an equal share beside each part, while there is any: their fewer products leave less room. The sums that
+   the next part begins with are fetched as this one begins. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(moe_tile_at_ *at, int64_t col) {
+  const int64_t next = col + MOE_TILE_VECTORS * MOE_W;
+  const char *sums = next < MOE_PANEL ? (const char *)(at->c + next) : at->next;
   at->left = (at->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
+  MOE_UNROLL
+  for (int i = 0; i < MOE_TILE_ROWS && MOE_K(tile_parts) > 1 && MOE_W > 1; i++)
+    __builtin_prefetch(sums + i * MOE_SQUARE_, 0, 3);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_at_ *at) {
   if (MOE_K(tile_parts) == 1) moe_tile_fetch_(at, 8, MOE_PIECE_BYTES);
