@@ -253,7 +253,7 @@ static void test_pairs(void **state) {
     struct quantized q, down;
     open_pairs(&elements[f], &q, &down);
     for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
-      if (!test_use_isa(isa)) continue;
+      if (!test_use_quick_isa(isa)) continue;
       for (int64_t rows = 1; rows <= PAIR_ROWS; rows += PAIR_ROWS - 1) {
         check_pairs(&q, &down, MOE_DTYPE_F32, rows);
         check_pairs(&q, &down, MOE_DTYPE_BF16, rows);

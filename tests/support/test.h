@@ -25,6 +25,11 @@ static inline int test_use_isa(int isa) {
   return moe_isa_supported((moe_isa)isa) && moe_isa_limit((moe_isa)isa) == MOE_OK;
 }
 
+/* The same for cases that take the scalar one long: where they are to be few, it is left out. */
+static inline int test_use_quick_isa(int isa) {
+  return test_cases(1, isa != MOE_ISA_SCALAR) && test_use_isa(isa);
+}
+
 static inline void test_use_best_isa(void) { (void)moe_isa_limit(MOE_ISA_AVX512BF16); }
 
 /* A type as a test's state. */
