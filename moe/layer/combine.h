@@ -36,9 +36,10 @@ enum { MOE_COMBINE_PAIRS_ = 3 << 18, MOE_COMBINE_F32_ = 5 << 16 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
 
-/* Floats of a panel's sums and products. */
+/* Floats of a panel's sums and products: few tokens seldom have more rows of an expert. */
 MOE_FN int64_t moe_combine_panel_(const moe_blockwise_ *call) {
-  return call->plan.chunk_rows * MOE_PANEL + MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX);
+  const int64_t tokens = call->plan.chunk_rows;
+  return tokens * MOE_PANEL + MOE_PRODUCTS_FLOATS_(moe_min_(tokens, MOE_ROWS_MAX));
 }
 
 /* Into how many items a chunk's panels divide: as many for every lane, if it can be. */
