@@ -95,14 +95,16 @@
                       "no-reorder-blocks", "no-tree-sink", "no-ivopts", "ira-region=one")
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_OPTIMIZE_("expensive-optimizations")
 #define MOE_QUICK_END MOE_PRAGMA(GCC pop_options)
+#define MOE_ONCE_BEGIN MOE_QUICK_END MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O0"))
+#define MOE_ONCE_END MOE_PRAGMA(GCC pop_options) MOE_QUICK_BEGIN
 #else
 #define MOE_QUICK_BEGIN
 #define MOE_QUICK_WIDE_BEGIN
 #define MOE_QUICK_END
 #endif
 
-/* Within such code: what runs once a call or a few times an item, and never goes through tensors itself. clang is the
-   quicker if it optimises none of it. */
+/* Within such code: what runs once a call or a few times an item, and never goes through tensors itself. Compilers are
+   the quicker if they optimise none of it. */
 #ifndef MOE_ONCE_BEGIN
 #define MOE_ONCE_BEGIN
 #define MOE_ONCE_END
