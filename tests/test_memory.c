@@ -377,7 +377,7 @@ static void test_documented_workspace(void **state) {
   test_use_best_isa();
 }
 
-/* At shapes that are trained, at most a tenth of what the tensors take. */
+/* At shapes that are trained, with two threads, at most a tenth of what the tensors take; padding is not counted. */
 static void test_workspace_share(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t shapes[][5] = {

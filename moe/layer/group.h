@@ -81,8 +81,8 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   return lane;
 }
 
-/* What all lanes need: beside a piece of as many rows as are ever gathered, so many floats for products and sums, or as
-   few products as are ever formed; or, beside a panel of rows, grad_bytes. */
+/* What all lanes need: beside a piece of as many rows as are ever gathered, so many floats for products and sums, and
+   no fewer than MOE_PRODUCTS_LEAST_; or, if that is more, grad_bytes beside a panel of rows. */
 MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t floats, int64_t grad_bytes) {
   moe_arena_ one = {NULL, 0};
   const int64_t most = moe_sums_whole_(moe_max_(MOE_PRODUCTS_LEAST_, floats)),
