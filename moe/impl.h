@@ -45,6 +45,7 @@ MOE_QUICK_BEGIN
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
 #define MOE_AHEAD_BYTES (32 << 10)
+#define MOE_STREAM_TALL 0
 #define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
 #include "kernel/all.inl"
@@ -65,6 +66,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_PIECE_BYTES 1024
 #define MOE_ROWS_SHORT 96
 #define MOE_AHEAD_BYTES (32 << 10)
+#define MOE_STREAM_TALL 8
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"
@@ -81,6 +83,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
 #define MOE_AHEAD_BYTES (128 << 10)
+#define MOE_STREAM_TALL 0
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
 #include "kernel/all.inl"

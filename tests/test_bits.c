@@ -136,6 +136,21 @@ static void test_long_shapes(void **state) {
   }
 }
 
+/* None to three rows of most experts, whose weights stream past: whole strips of columns with elements left over. What
+   is seen are the sums, as floats. */
+static void test_few_rows(void **state) {
+  static const int64_t sides[][2] = {{77, 96}, {96, 70}, {160, 64}};
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int64_t i = 0; i < 3; i++) {
+    struct problem_options o = problem_options_random(8000 + (uint64_t)i, dtype);
+    o.T = 12, o.H = sides[i][0], o.I = sides[i][1], o.E = 30, o.K = 2, o.B = 4;
+    o.empty_expert = o.dropping = 0;
+    o.save_gate_up = o.save_down = 1, o.checkpoint_dtype = MOE_DTYPE_F32;
+    problem_options_settle(&o);
+    check_variants(&o, i * 7, test_cases(16, 8), 67);
+  }
+}
+
 /* ----------------------------------------------------------------------------------------------- tokens and batches */
 
 /* Tensors with one row per token. */
@@ -348,7 +363,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
-      EACH_DTYPE(test_column_parts),    EACH_DTYPE(test_down_after_gate_up),
+      EACH_DTYPE(test_column_parts),    EACH_DTYPE(test_down_after_gate_up), EACH_DTYPE(test_few_rows),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

@@ -1,8 +1,9 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
-   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element
-   is the upper half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles,
-   packing, bf16's halves and streams), and what gains by it is scheduled (the tiles, bf16's halves). */
+   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_STREAM_TALL (rows of columns that stream past one row
+   side by side; 0: two, past a few rows as well), MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the upper
+   half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing,
+   bf16's halves and streams), and what gains by it is scheduled (the tiles, bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -84,7 +85,11 @@ MOE_QUICK_WIDE_BEGIN
 
 #if MOE_BF16_BY_MODE
 MOE_QUICK_END
+#if MOE_STREAM_TALL
+#include "stream_one.inl"
+#else
 #include "stream_pair.inl"
+#endif
 #include "stream.inl"
 MOE_QUICK_WIDE_BEGIN
 #define MOE_COLUMN_PAIRS 0

@@ -168,6 +168,7 @@ MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_
 MOE_INLINE int MOE_K(stream_load_fp8)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const moe_element_format_ f = *s->format;
   MOE_V(i) outside = MOE_V(set1i)(0u);
+  MOE_K(stream_fetch)(MOE_K(stream_deep), MOE_K(stream_wide), s, src);
   MOE_UNROLL
   for (int i = 0; i < MOE_STREAM_VECTORS; i++) {
     const char *at = src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W;

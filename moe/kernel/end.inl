@@ -7,5 +7,6 @@
 #undef MOE_PIECE_BYTES
 #undef MOE_ROWS_SHORT
 #undef MOE_AHEAD_BYTES
+#undef MOE_STREAM_TALL
 #undef MOE_MATH
 #undef MOE_BF16_BY_MODE

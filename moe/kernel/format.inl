@@ -113,11 +113,34 @@ MOE_INLINE const char *MOE_KF(column_words)(const char *src, int64_t *stride, fl
 /* A stream's next vectors, row by row (see tile.inl), from `src` on. */
 MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V(f) *b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  MOE_K(stream_fetch)(MOE_K(stream_deep), MOE_K(stream_wide) * (int)size, s, src);
   MOE_UNROLL
-  for (int i = 0; i < MOE_STREAM_VECTORS; i++)
-    b[i] = MOE_VF(load)(src + i / MOE_K(stream_vectors) * s->stride + i % MOE_K(stream_vectors) * MOE_W * size);
+  for (int q = 0; q < MOE_K(stream_deep); q++, src += s->stride, b += MOE_K(stream_vectors)) {
+    MOE_OPAQUE_POINTER(src);
+    MOE_UNROLL
+    for (int v = 0; v < MOE_K(stream_vectors); v++) b[v] = MOE_VF(load)(src + v * MOE_W * size);
+  }
 }
 
+#if MOE_STREAM_TALL
+/* One row's products of elements x with as many rows of them (see stream_one.inl), the odd one of two first. */
+MOE_INLINE void MOE_KF(stream_one)(const moe_stream_ *s, const char *src, const MOE_V(f) *x, float *c) {
+  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
+  MOE_V(f) sum[MOE_K(stream_vectors)];
+  MOE_K(stream_fetch)(MOE_STREAM_TALL, MOE_K(stream_wide) * (int)size, s, src);
+  MOE_UNROLL
+  for (int v = 0; v < MOE_K(stream_vectors); v++) sum[v] = MOE_V(load)(c + v * MOE_W);
+  MOE_UNROLL
+  for (int q = 0; q < MOE_STREAM_TALL; q++) {
+    const char *row = src + (q ^ 1) * s->stride;
+    MOE_UNROLL
+    for (int v = 0; v < MOE_K(stream_vectors); v++)
+      sum[v] = MOE_V(fma)(x[q ^ 1], MOE_VF(load)(row + v * MOE_W * size), sum[v]);
+  }
+  MOE_UNROLL
+  for (int v = 0; v < MOE_K(stream_vectors); v++) MOE_V(store)(c + v * MOE_W, sum[v]);
+}
+#else
 /* Two rows of them (see stream_pair.inl). Where fetches are dropped, which are more the less arithmetic a line takes,
    more are asked for, of what this stream will read. */
 MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, int64_t soon, int drops,
@@ -143,4 +166,5 @@ MOE_INLINE void MOE_KF(stream_load_pair)(const moe_stream_ *s, const char *src, 
     above[v] = MOE_VF(load)(src + v * MOE_W * size);
   }
 }
+#endif
 #endif

@@ -27,16 +27,10 @@ MOE_FN void MOE_K(stream_rest)(const moe_stream_ *s, const char *src, int64_t k,
   MOE_K(stream_floats)(s, k, rows, x, c);
 }
 
-/* stream_deep rows of stream_wide columns. What lies ahead of them is fetched into the second-level cache, which takes
-   more at a time than the first. */
+/* stream_deep rows of stream_wide columns. */
 MOE_INLINE void MOE_K(stream_whole)(int codes, const moe_stream_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[MOE_STREAM_VECTORS];
   const int plain = MOE_K(stream_load)(codes, s, src, b);
-  const char *ahead = src + s->ahead;
-  const int64_t run = MOE_K(stream_wide) * (codes ? 1 : s->size);
-  MOE_UNROLL
-  for (int q = 0; q < MOE_K(stream_deep); q++, ahead += s->stride)
-    for (int64_t i = 0; i < run; i += 64) __builtin_prefetch(ahead + i, 0, 2);
   if (plain) MOE_K(stream_products)(s, MOE_K(stream_deep) / 2, MOE_K(stream_vectors), MOE_K(stream_deep), b, x, c);
   else MOE_K(stream_rest)(s, src, MOE_K(stream_deep), MOE_K(stream_wide), x, c);
 }
@@ -47,13 +41,15 @@ MOE_INLINE void MOE_K(stream_from)(int codes, const moe_stream_ *s, int64_t firs
   const int64_t width = MOE_PANEL / s->parts;
   for (int64_t from = first; from < s->k; from += deep)
     for (int64_t part = 0; part < s->parts; part++) {
+      const int64_t k = moe_min_(deep, s->k - from), whole = k == deep ? s->n / wide * wide : 0;
+      const char *src = s->base[part] + from * s->stride;
+      const float *x = s->x + from;
       float *c = s->c + part * width;
-      for (int64_t j = 0; j < s->n; j += wide, c = moe_stream_sums_(s, c, j, wide, width)) {
-        const int64_t k = moe_min_(deep, s->k - from), n = moe_min_(wide, s->n - j);
-        const char *src = s->base[part] + from * s->stride + j * s->size;
-        if (k == deep && n == wide) MOE_K(stream_whole)(codes, s, src, s->x + from, c);
-        else MOE_K(stream_rest)(s, src, k, n, s->x + from, c);
-      }
+      int64_t j = 0;
+      for (; j < whole; j += wide, src += wide * s->size, c = moe_stream_sums_(s, c, j, wide, width))
+        MOE_K(stream_whole)(codes, s, src, x, c);
+      for (; j < s->n; j += wide, src += wide * s->size, c = moe_stream_sums_(s, c, j, wide, width))
+        MOE_K(stream_rest)(s, src, k, moe_min_(wide, s->n - j), x, c);
     }
 }
 

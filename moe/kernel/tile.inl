@@ -155,6 +155,17 @@ MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
 enum { MOE_K(stream_wide) = MOE_PANEL / 2, MOE_K(stream_vectors) = MOE_K(stream_wide) / MOE_W };
 enum { MOE_K(stream_deep) = MOE_STREAM_VECTORS / MOE_K(stream_vectors) };
 
+/* What lies ahead of `deep` rows of `bytes` bytes is fetched into the second-level cache, which takes more at a time
+   than the first. */
+MOE_INLINE void MOE_K(stream_fetch)(int deep, int bytes, const moe_stream_ *s, const char *src) {
+  src += s->ahead;
+  MOE_UNROLL
+  for (int q = 0; q < deep; q++, src += s->stride) {
+    MOE_UNROLL
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(src + i, 0, 2);
+  }
+}
+
 /* All rows of a stream (see moe_stream_) times `pairs` pairs of elements, of which k are there, of `vectors` vectors of
    columns: element q of vector v is b[q * vectors + v]. */
 MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vectors, int64_t k, const MOE_V(f) *b,
@@ -168,10 +179,9 @@ MOE_INLINE void MOE_K(stream_products)(const moe_stream_ *s, int pairs, int vect
       /* The missing odd element of the last pair is a zero in both operands. */
       const MOE_V(f) even = MOE_V(set1)(x[q]), odd = MOE_V(set1)(q + 1 < k ? x[q + 1] : 0.0f);
       MOE_UNROLL
-      for (int v = 0; v < vectors; v++) {
-        sum[v] = MOE_V(fma)(odd, b[(q + 1) * vectors + v], sum[v]);
-        sum[v] = MOE_V(fma)(even, b[q * vectors + v], sum[v]);
-      }
+      for (int v = 0; v < vectors; v++) sum[v] = MOE_V(fma)(odd, b[(q + 1) * vectors + v], sum[v]);
+      MOE_UNROLL
+      for (int v = 0; v < vectors; v++) sum[v] = MOE_V(fma)(even, b[q * vectors + v], sum[v]);
     }
     MOE_UNROLL
     for (int v = 0; v < vectors; v++) MOE_V(store)(c + v * MOE_W, sum[v]);
