@@ -127,7 +127,7 @@ MOE_INLINE void MOE_KF(stream_load)(const moe_stream_ *s, const char *src, MOE_V
 MOE_INLINE void MOE_KF(stream_one)(const moe_stream_ *s, const char *src, const MOE_V(f) *x, float *c) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_V(f) sum[MOE_K(stream_vectors)];
-  MOE_K(stream_fetch)(MOE_STREAM_TALL, MOE_K(stream_wide) * (int)size, s, src);
+  if (size < 4) MOE_K(stream_fetch)(MOE_STREAM_TALL, MOE_K(stream_wide) * (int)size, s, src);
   MOE_UNROLL
   for (int v = 0; v < MOE_K(stream_vectors); v++) sum[v] = MOE_V(load)(c + v * MOE_W);
   MOE_UNROLL
