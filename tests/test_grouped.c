@@ -219,7 +219,7 @@ static void test_grouped_exact(void **state) {
 /* Plain weights stream past a few rows, and are packed by the first tile of more: on both sides of either bound. */
 static void test_row_counts(void **state) {
   (void)state;
-  static const int64_t rows[] = {5, 6, 7, 12, 13, 20, 21, 24, 25, 33};
+  static const int64_t rows[] = {5, 6, 7, 10, 11, 12, 13, 15, 16, 20, 21, 24, 25, 33};
   for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n)
     for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; ++dtype) {
       grouped g = grouped_of(test_case_seed(test_seed(1), n), (moe_dtype)dtype, rows[n]);

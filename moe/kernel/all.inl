@@ -1,9 +1,10 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
-   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_STREAM_TALL (rows of columns that stream past one row
-   side by side; 0: two, past a few rows as well), MOE_MATH, MOE_BF16_BY_MODE. MOE_FORMAT_UPPER: an element is the upper
-   half of its float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing,
-   bf16's halves and streams), and what gains by it is scheduled (the tiles, bf16's halves). */
+   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE and, with that, of what streams
+   past few rows MOE_ROWS_CODES, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most) and MOE_STREAM_TALL (rows of columns
+   side by side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float.
+   What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and
+   streams), and what gains by it is scheduled (the tiles, bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -120,6 +121,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #endif
   t->bf16_by_mode = MOE_BF16_BY_MODE;
 #define MOE_FORMAT_KERNELS_(name, type, NAME)                                              \
+  t->plain_rows[MOE_DTYPE_##NAME] = sizeof(type) < 4 ? MOE_ROWS_HALVES : MOE_ROWS_FLOATS;  \
   t->load_rows[MOE_DTYPE_##NAME] = MOE_CAT(moe_load_rows_##name##_, MOE_ISA);              \
   t->store_rows[MOE_DTYPE_##NAME] = MOE_CAT(moe_store_rows_##name##_, MOE_ISA);            \
   t->magnitude[MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_ISA);              \
@@ -131,6 +133,7 @@ MOE_FN void MOE_K(fill_table)(moe_kernels *t) {
 #if MOE_BF16_BY_MODE
   t->stream = MOE_K(stream);
   t->stream_fp8 = MOE_K(stream_fp8);
+  t->codes_rows = MOE_ROWS_CODES;
   t->columns_rows = MOE_W * MOE_ROWS_FEW_COLUMNS / 16;
   t->stream_columns[MOE_PRODUCT_F32] = t->stream_columns[MOE_PRODUCT_BF16] = MOE_K(stream_columns);
   t->pack_tile[MOE_PANEL_F32] = MOE_K(pack_tile);

@@ -29,13 +29,14 @@ typedef enum moe_way_ {
 /* The last two want rows whole: kept. */
 MOE_FN moe_way_ moe_way_of_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
                             const moe_right_ *right) {
-  if (left->rows > MOE_ROWS_FEW || !kernels->stream) return MOE_WAY_PANELS_;
+  const int codes = right->format || right->unpack;
+  if (left->rows > (codes ? kernels->codes_rows : MOE_ROWS_FEW) || !kernels->stream) return MOE_WAY_PANELS_;
   if (right->format) return MOE_WAY_ROWS_;
   if (right->unpack) return right->stream && left->keep ? MOE_WAY_UNPACK_ : MOE_WAY_PANELS_;
   if (left->keep && moe_streams_columns_(kernels, product, right, left->rows)) return MOE_WAY_COLUMNS_;
   if (right->panel || right->transposed) return MOE_WAY_PANELS_;
   const int pairs = moe_streams_pairs_(kernels, product, right->dtype);
-  return left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : MOE_ROWS_FEW_PLAIN) ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
+  return left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : kernels->plain_rows[right->dtype]) ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then

@@ -10,9 +10,8 @@ enum {
   MOE_LANES = 16,       /* chains of a dot product of two rows */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
   MOE_ROWS_FEW = 32,       /* up to so many rows are multiplied as the weights stream past, */
-  MOE_ROWS_FEW_PLAIN = 20, /* or so many where unpacking them costs little, */
-  MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well */
-  MOE_ROWS_FEW_COLUMNS = 12, /* or so many where columns turn: of 2 bytes an element, with vectors of 16 */
+  MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well, */
+  MOE_ROWS_FEW_COLUMNS = 12, /*   or so many where columns turn: of 2 bytes an element, with vectors of 16 */
   MOE_COLUMNS = 16,          /* columns that turn at a time, */
   MOE_COLUMN_BYTES = 4096,   /*   and bytes of each: as many are on their way */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
@@ -181,7 +180,9 @@ typedef struct moe_kernels {
   int64_t tile_parts;                   /* in which the f32 tile walks a panel's columns */
   int64_t ahead_bytes;                  /* of the right operand are fetched before they are wanted */
   moe_tile_fn_ tile[MOE_PRODUCTS_];
-  int64_t columns_rows; /* up to so many rows columns of 2 bytes an element stream past, of 4 twice as many */
+  int64_t codes_rows;                   /* up to so many rows, at most MOE_ROWS_FEW, codes stream past, */
+  int64_t plain_rows[MOE_DTYPE_COUNT_]; /*   or plain weights, which cost little to unpack, */
+  int64_t columns_rows;                 /*   or columns of 2 bytes an element, of 4 twice as many */
   int drops_fetches; /* as long as too many are under way */
   int stores_halves; /* of vectors in the time that a whole one is multiplied */
   int bf16_by_mode;  /* tile[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
