@@ -36,7 +36,8 @@ MOE_FN moe_way_ moe_way_of_(const moe_kernels *kernels, moe_product_ product, co
   if (left->keep && moe_streams_columns_(kernels, product, right, left->rows)) return MOE_WAY_COLUMNS_;
   if (right->panel || right->transposed) return MOE_WAY_PANELS_;
   const int pairs = moe_streams_pairs_(kernels, product, right->dtype);
-  return left->rows <= (pairs ? MOE_ROWS_FEW_PAIRS : kernels->plain_rows[right->dtype]) ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
+  const int64_t few = pairs ? MOE_ROWS_FEW_PAIRS : kernels->plain_rows[right->dtype];
+  return left->rows <= few ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
 }
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
