@@ -1,6 +1,6 @@
 /* The stream of stream.inl for one row, whose sums stay in registers while MOE_STREAM_TALL rows of columns go by: as
-   little arithmetic as can be stands between two lines from memory, which come in as many runs: of floats faster than if
-   they were asked for. Not for codes. */
+   little arithmetic as can be stands between two lines from memory, which come in as many runs. Floats come faster if
+   they are not asked for (measured: Zen 3). Not for codes. */
 
 /* stream_wide columns of each. */
 MOE_INLINE void MOE_K(stream_one)(const moe_stream_ *s, const char *src, const MOE_V(f) *x, float *c) {

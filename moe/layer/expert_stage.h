@@ -97,9 +97,9 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
   if (stage->begin) stage->begin(stage->arg, span, lane.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
+    const int64_t rows = moe_min_(step, end - first);
     moe_left_ left;
-    moe_lane_left_(stage->group, &lane, &stage->left, first, moe_min_(step, end - first), stage->left_dtype, 0, stage->k,
-                   &left);
+    moe_lane_left_(stage->group, &lane, &stage->left, first, rows, stage->left_dtype, 0, stage->k, &left);
     moe_expert_stage_rows_(stage, &lane, &left, first, &span, &turn->ahead);
   }
   if (stage->end) stage->end(stage->arg, span, lane.sum);
