@@ -72,16 +72,16 @@ static void test_mx(void **state) {
 /* Rows on both sides of where weights are packed instead of being multiplied as they stream past; whole panels, lines
    of codes and groups, and parts of them. */
 static void test_row_counts(void **state) {
-  static const int64_t rows[] = {1, 3, 32, 33, 70}, lengths[] = {64, 96, 128, 256, 40, 300};
+  static const int64_t rows[] = {1, 3, 16, 17, 32, 33, 70}, lengths[] = {64, 96, 128, 256, 40, 300};
   const moe_dtype dtype = *(const moe_dtype *)*state;
-  for (int64_t n = 0; n < test_cases(60, 12); n++) {
-    const int64_t i = n * 7 % 60;
+  for (int64_t n = 0; n < test_cases(84, 14); n++) {
+    const int64_t i = n * 5 % 84;
     struct storage s = {.normal = n % 2 == 1, .sunk = dtype != MOE_DTYPE_FP16 && n % 3 != 0};
     s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E2M1;
     if (i % 3 == 2) s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_STATIC, s.powers = 1;
     if (i % 3 == 2) s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E4M3;
-    struct problem_options o = shape(9800 + (uint64_t)i, dtype, lengths[i / 10], lengths[(i / 5 + 3) % 6]);
-    o.E = o.K = 1, o.T = rows[i % 5], o.B = 8;
+    struct problem_options o = shape(9800 + (uint64_t)i, dtype, lengths[i / 14], lengths[(i / 7 + 3) % 6]);
+    o.E = o.K = 1, o.T = rows[i % 7], o.B = 8;
     if (s.powers) o.layer.activation = MOE_ACT_RELU;
     problem_options_settle(&o);
     check(&o, &s);
