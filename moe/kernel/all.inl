@@ -1,10 +1,10 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
    MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
-   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE and, with that, of what streams
-   past few rows MOE_ROWS_CODES, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most) and MOE_STREAM_TALL (rows of columns
-   side by side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float.
-   What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and
-   streams), and what gains by it is scheduled (the tiles, bf16's halves). */
+   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE and, of what streams past
+   few rows, MOE_ROWS_CODES, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most) and MOE_STREAM_TALL (rows of columns
+   side by side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its
+   float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves
+   and streams), and what gains by it is scheduled (the tiles, bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN

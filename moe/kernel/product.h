@@ -29,10 +29,10 @@ typedef enum moe_way_ {
 /* The last two want rows whole: kept. */
 MOE_FN moe_way_ moe_way_of_(const moe_kernels *kernels, moe_product_ product, const moe_left_ *left,
                             const moe_right_ *right) {
-  const int codes = right->format || right->unpack;
-  if (left->rows > (codes ? kernels->codes_rows : MOE_ROWS_FEW) || !kernels->stream) return MOE_WAY_PANELS_;
-  if (right->format) return MOE_WAY_ROWS_;
-  if (right->unpack) return right->stream && left->keep ? MOE_WAY_UNPACK_ : MOE_WAY_PANELS_;
+  const int few_of_codes = left->rows <= kernels->codes_rows;
+  if (!kernels->stream) return MOE_WAY_PANELS_;
+  if (right->format) return few_of_codes ? MOE_WAY_ROWS_ : MOE_WAY_PANELS_;
+  if (right->unpack) return few_of_codes && right->stream && left->keep ? MOE_WAY_UNPACK_ : MOE_WAY_PANELS_;
   if (left->keep && moe_streams_columns_(kernels, product, right, left->rows)) return MOE_WAY_COLUMNS_;
   if (right->panel || right->transposed) return MOE_WAY_PANELS_;
   const int pairs = moe_streams_pairs_(kernels, product, right->dtype);

@@ -9,9 +9,9 @@ enum {
   MOE_PANELS_WIDE = 20, /*   where there is room, up to so many */
   MOE_LANES = 16,       /* chains of a dot product of two rows */
   MOE_UNPACK_ = 128,    /* k that are unpacked at a time */
-  MOE_ROWS_FEW = 32,       /* up to so many rows are multiplied as the weights stream past, */
-  MOE_ROWS_FEW_PAIRS = 5,  /* or so many where dot products take half the time on what is packed as well, */
-  MOE_ROWS_FEW_COLUMNS = 12, /*   or so many where columns turn: of 2 bytes an element, with vectors of 16 */
+  MOE_ROWS_FEW = 32,       /* no more rows are multiplied as weights stream past; fewer as the table says, or */
+  MOE_ROWS_FEW_PAIRS = 5,  /*   so many where dot products take half the time on what is packed as well, or */
+  MOE_ROWS_FEW_COLUMNS = 12, /*   so many where columns turn: of 2 bytes an element, with vectors of 16 */
   MOE_COLUMNS = 16,          /* columns that turn at a time, */
   MOE_COLUMN_BYTES = 4096,   /*   and bytes of each: as many are on their way */
   MOE_STREAM_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
@@ -128,7 +128,7 @@ typedef struct moe_stream_ {
   const float *x;                    /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
-  int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch */
+  int64_t parts, stride, n, ahead; /* ahead: how many bytes further on to fetch, eight rows or more */
   int beside;                      /* rows follow each other in memory, with all parts */
   int drops;                       /* the core drops fetches while too many are under way */
   int64_t pair_rows;               /* up to so many rows are multiplied with two rows of columns at a time */
