@@ -69,6 +69,7 @@
        backward  R*(2*I*s + I/16 + 20) + N*B, of R*I*s as much as is the most of a fifth, 64*R*s and 2 MiB per thread,
                  with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more, and per thread the
                  largest of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB;
+       per thread, if that is less, 8*(L + 256)*(R + T + 64) bytes and 128 KiB, with L the larger of H and 2*I;
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 512 tokens or more.

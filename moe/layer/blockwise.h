@@ -131,6 +131,11 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 
 MOE_ONCE_BEGIN
 
+/* Elements of the longest row or column that is multiplied, or results'. */
+MOE_FN int64_t moe_layer_longest_(const moe_blockwise_layer *layer) {
+  return moe_max_(layer->H, moe_mul_(layer->I, 2));
+}
+
 MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
   const moe_glu_ glu = {config->activation,
                         moe_resolve_alpha_(config->activation, config->alpha),

@@ -102,8 +102,11 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->rounded_x = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  const int64_t stages = moe_max_(moe_combine_floats_(call, lanes), MOE_PRODUCTS_LEAST_ + MOE_BIAS_SUMS_ALL_);
-  moe_lanes_layout_(&call->group, arena, lanes, moe_max_(stages, l->T), moe_weight_grad_bytes_(&call->group, rows));
+  const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, lanes), l->T);
+  const moe_lane_needs_ needs = {
+      rows, longest, MOE_PANELS_LEAST, moe_down_grad_sums_(call), floats,
+      moe_weight_grad_bytes_(&call->group, rows, longest)};
+  moe_lanes_layout_(&call->group, arena, lanes, &needs);
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */

@@ -144,7 +144,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
   forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
-  moe_lanes_layout_(&call->group, arena, lanes, moe_combine_floats_(call, lanes), 0);
+  const moe_lane_needs_ needs = {rows, moe_layer_longest_(l), MOE_PANELS_LEAST, 0, moe_combine_floats_(call, lanes), 0};
+  moe_lanes_layout_(&call->group, arena, lanes, &needs);
 }
 
 MOE_ONCE_END

@@ -22,12 +22,14 @@ typedef struct moe_down_grad_ {
   int accumulate;
 } moe_down_grad_;
 
-enum {
-  MOE_BIAS_SUMS_ = 2 * MOE_PANEL, /* floats per panel: gate, up */
-  MOE_BIAS_SUMS_ALL_ = MOE_PANELS_MOST * MOE_BIAS_SUMS_
-};
+enum { MOE_BIAS_SUMS_ = 2 * MOE_PANEL }; /* floats per panel: gate, up */
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
+
+/* Floats that an item sums up, at most. */
+MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
+  return moe_min_(MOE_PANELS_MOST, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_;
+}
 
 /* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
    gives every lane something to do; at the least one panel of all rows, as they may be one expert's. */
@@ -180,7 +182,7 @@ MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   stage.right = moe_down_grad_right_;
   stage.leave = moe_down_grad_leave_;
   stage.reads = moe_down_grad_reads_;
-  stage.sums = MOE_BIAS_SUMS_ALL_;
+  stage.sums = moe_down_grad_sums_(call);
   stage.begin = moe_down_grad_begin_;
   stage.end = moe_down_grad_end_;
   stage.arg = down_grad;

@@ -14,6 +14,7 @@ typedef struct moe_group_ {
   int64_t lanes;
   char *scratch; /* lanes x lane_bytes */
   int64_t lane_bytes, room; /* room: see moe_lane_ */
+  int64_t panels;           /* whose products rows that are gathered whole leave room for */
 } moe_group_;
 
 enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
@@ -81,15 +82,35 @@ MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
   return lane;
 }
 
-/* What all lanes need: beside a piece of as many rows as are ever gathered, so many floats for products and sums, and
-   no fewer than MOE_PRODUCTS_LEAST_; or, if that is more, grad_bytes beside a panel of rows. */
-MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, int64_t floats, int64_t grad_bytes) {
+/* What lanes are asked for: at most so many rows and so long operands and results there are. */
+typedef struct moe_lane_needs_ {
+  int64_t rows, longest;
+  int64_t panels;     /* whose products with MOE_ROWS_MAX rows find room, beside so many sums */
+  int64_t sums;
+  int64_t floats;     /* for products and sums, at least */
+  int64_t grad_bytes; /* for weight gradients, beside a panel of rows, at least */
+} moe_lane_needs_;
+
+/* Bytes for so many rows, of k elements each, and their products with so many panels. */
+MOE_FN int64_t moe_lane_room_(const moe_group_ *group, const moe_lane_needs_ *needs, int64_t rows, int64_t k,
+                              int64_t panels) {
+  const int64_t products = moe_mul_(panels, MOE_PRODUCTS_FLOATS_(rows));
+  const int64_t floats = products < 0 ? -1 : moe_max_(products + needs->sums, needs->floats);
+  return moe_add_(moe_gathered_bytes_(group, rows, k), moe_mul_(moe_sums_whole_(floats), 4));
+}
+
+/* What all lanes need: room for a piece of as many rows as are ever gathered and the products of a few panels or, if
+   that is less, for all there is. */
+MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, const moe_lane_needs_ *needs) {
   moe_arena_ one = {NULL, 0};
-  const int64_t most = moe_sums_whole_(moe_max_(MOE_PRODUCTS_LEAST_, floats)),
-                room = moe_add_(moe_gathered_bytes_(group, MOE_ROWS_MAX, 1), moe_mul_(most, 4)),
-                grads = moe_add_(moe_gathered_bytes_(group, MOE_PANEL, 1), grad_bytes);
+  const int64_t panels = moe_ceil_div_(needs->longest, MOE_PANEL), rows = moe_min_(needs->rows, MOE_ROWS_MAX),
+                usual = moe_lane_room_(group, needs, MOE_ROWS_MAX, 1, needs->panels),
+                all = moe_lane_room_(group, needs, rows, needs->longest, panels),
+                room = all < 0 ? usual : moe_min_(usual, all),
+                grads = moe_add_(moe_gathered_bytes_(group, MOE_PANEL, 1), needs->grad_bytes);
   group->lanes = lanes;
   group->room = room < 0 || grads < 0 ? -1 : moe_max_(room, grads);
+  group->panels = moe_min_(MOE_PANELS_LEAST, panels);
   moe_lane_layout_(group, &one);
   group->lane_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
@@ -98,7 +119,7 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
 /* Whether rows of k elements are gathered whole: where products of a few panels and the sums find room beside them. */
 MOE_FN int moe_gathers_whole_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
   const int64_t whole = moe_gathered_bytes_(group, rows, k),
-                beside = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_(rows) + moe_sums_whole_(sums);
+                beside = group->panels * MOE_PRODUCTS_FLOATS_(rows) + moe_sums_whole_(sums);
   return whole >= 0 && whole <= moe_min_(MOE_GATHER_BYTES_, group->room - beside * 4);
 }
 

@@ -188,8 +188,10 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lane
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
-  moe_lanes_layout_(&g->group, arena, lanes, dw ? 0 : MOE_PRODUCTS_MOST_,
-                    dw ? moe_weight_grad_bytes_(&g->group, g->total) : 0);
+  const int64_t longest = moe_max_(g->args->N, g->args->K);
+  const moe_lane_needs_ needs = {g->total, longest, dw ? MOE_PANELS_LEAST : MOE_PANELS_WIDE, 0, 0,
+                                 dw ? moe_weight_grad_bytes_(&g->group, g->total, longest) : 0};
+  moe_lanes_layout_(&g->group, arena, lanes, &needs);
 }
 
 MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {

@@ -43,7 +43,7 @@ MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t l
   if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
   moe_router_lane_layout_(router, &one);
   router->lane_bytes = one.used;
-  router->lanes = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+  router->lanes = (char *)moe_take_(arena, moe_mul_(moe_min_(lanes, moe_router_items_(router->args->T)), one.used));
 }
 
 /* ------------------------------------------------------------------------------------------------------- one token */
@@ -181,7 +181,7 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   moe_router_layout_(&router, &arena, moe_lanes_(ctx));
   const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight,
                           NULL};
-  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROUTER_ROWS_), moe_router_item_, &router, NULL};
+  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_item_, &router, NULL};
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);
   moe_close_workspace_(ctx, &workspace);

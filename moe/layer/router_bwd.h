@@ -46,13 +46,19 @@ MOE_FN moe_router_bwd_lane_ moe_router_bwd_lane_at_(const moe_router_bwd_ *bwd, 
   return moe_router_bwd_lane_layout_(bwd, &arena);
 }
 
+/* Work items that are ever run at once, at most: of tokens, or of the weight's gradient and the bias's. */
+MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
+  const int64_t panels = moe_add_(moe_ceil_div_(args->H, MOE_PANEL), 1);
+  return moe_max_(moe_router_items_(args->T), moe_mul_(panels, moe_ceil_div_(args->E, MOE_PANEL)));
+}
+
 MOE_FN void moe_router_bwd_layout_(moe_router_bwd_ *bwd, moe_arena_ *arena, int64_t lanes) {
   moe_arena_ one = {NULL, 0};
   bwd->weight.panels = NULL;
   if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
   moe_router_bwd_lane_layout_(bwd, &one);
   bwd->lane_bytes = one.used;
-  bwd->lanes = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+  bwd->lanes = (char *)moe_take_(arena, moe_mul_(moe_min_(lanes, moe_router_bwd_items_(bwd->args)), one.used));
 }
 
 /* ------------------------------------------------------------------------------------------------------- one token */
@@ -242,7 +248,7 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
   const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight, NULL};
-  const moe_work_ tokens = {moe_ceil_div_(args->T, MOE_ROUTER_ROWS_), moe_router_bwd_tokens_, bwd, NULL};
+  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_bwd_tokens_, bwd, NULL};
   moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
   if (bwd->dw) {
     /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */

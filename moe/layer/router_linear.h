@@ -60,6 +60,7 @@ MOE_FN void moe_router_left_(moe_left_ *left, const void *data, moe_dtype dtype,
 MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->piece_bytes[MOE_PANEL_F32]; }
 
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
+MOE_FN int64_t moe_router_items_(int64_t T) { return moe_ceil_div_(T, MOE_ROUTER_ROWS_); }
 
 /* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
 

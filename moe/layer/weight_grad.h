@@ -31,17 +31,18 @@ MOE_FN int64_t moe_weight_grad_room_(const moe_group_ *group, int64_t panels, in
   return moe_add_(panels * MOE_GRAD_PRODUCTS_, moe_panel_bytes_(group->panel, even));
 }
 
-/* What a lane needs for this, of all rows there can be. */
-MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows) {
-  const int64_t most = moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, MOE_GRAD_PANELS)));
-  return moe_weight_grad_room_(group, MOE_GRAD_PANELS, most);
+/* What a lane needs for this, of all rows there can be and y of at most so many columns. */
+MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows, int64_t columns) {
+  const int64_t panels = moe_min_(MOE_GRAD_PANELS, moe_ceil_div_(columns, MOE_PANEL));
+  return moe_weight_grad_room_(group, panels, moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, panels))));
 }
 
 /* How many of `panels` panels of y, of so many rows, at a time, in equal parts: or more, as long as there is room for
    them among what is there for products. */
 MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
-  const int64_t fit = MOE_PRODUCTS_LEAST_ * 4 / moe_weight_grad_room_(group, 1, rows);
+  const int64_t most = moe_min_(MOE_PRODUCTS_LEAST_ * 4, group->room - moe_gathered_bytes_(group, MOE_PANEL, 1));
+  const int64_t fit = most / moe_weight_grad_room_(group, 1, rows);
   return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
