@@ -30,12 +30,12 @@ build_with() { # directory, flags, tests
   targets=
   for test in "$@"; do targets="$targets tests/$test"; done
   meson setup "$directory" "$root" -Db_lundef=false -Dexamples=disabled -Dbench=disabled \
-    -Doptimization=1 $flags &&
+    -Ddebug=false -Doptimization=1 -Dc_args="-g1 -fno-sanitize-recover=all" $flags &&
     ninja -C "$directory" $targets
 }
 
 tests=
 for file in "$root"/tests/test_*.c; do tests="$tests $(basename "$file" .c)"; done
-sanitize address,undefined "-Db_sanitize=address,undefined -Dc_args=-fno-sanitize-recover=all" $tests
+sanitize address,undefined "-Db_sanitize=address,undefined" $tests
 sanitize thread "-Db_sanitize=thread" test_bits
 finish

@@ -257,7 +257,7 @@ static void test_chunks(void **state) {
    to do before it comes to that expert's down projection. */
 static void test_down_after_gate_up(void **state) {
   moe_dtype dtype = *(const moe_dtype *)*state;
-  for (int64_t i = 0; i < test_cases(20, 10); i++) {
+  for (int64_t i = 0; i < test_cases(20, 4); i++) {
     struct problem_options o = problem_options_random(50000 + (uint64_t)i, dtype);
     struct test_pool pool = {.seed = (uint64_t)i};
     struct problem reference, p;
