@@ -4,6 +4,7 @@
 
 #include "support/guard.h"
 #include "support/mx_cases.h"
+#include "support/pack.h"
 
 enum { DTYPES = 3, LAYOUTS = MOE_MX_LAYOUT_GGML + 1 };
 
@@ -307,16 +308,9 @@ static void pack(const struct problem *p, struct quantized_layer *w, int down) {
   moe_pack_weights_args args = {.layout = down ? MOE_PACK_DOWN : p->o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
                                 .E = p->o.E, .rows = down ? p->o.I : p->o.H, .columns = down ? p->o.H : p->o.I,
                                 .quantized = down ? &w->down : &w->gate_up};
-  typedef moe_status (*packer)(moe_context *, const moe_pack_weights_args *);
-  typedef moe_status (*sizer)(moe_context *, const moe_pack_weights_args *, size_t *);
-  static const packer packs[] = {NULL, moe_pack_weights_f32, moe_pack_weights_bf16, moe_pack_weights_fp16};
-  static const sizer sizes[] = {NULL, moe_pack_weights_f32_size, moe_pack_weights_bf16_size,
-                                moe_pack_weights_fp16_size};
-  assert_int_equal(sizes[p->o.dtype](NULL, &args, &args.packed_bytes), MOE_OK);
-  args.packed_bytes = (args.packed_bytes + 63) / 64 * 64;
-  args.packed = w->packed[down] = aligned_alloc(64, args.packed_bytes);
+  assert_int_equal(test_pack_new(NULL, p->o.dtype, &args), MOE_OK);
+  w->packed[down] = args.packed;
   w->packed_bytes[down] = args.packed_bytes;
-  assert_int_equal(packs[p->o.dtype](NULL, &args), MOE_OK);
 }
 
 static void free_quantized(struct quantized_layer *w) {

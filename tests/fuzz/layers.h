@@ -4,6 +4,7 @@
 #ifndef MOE_FUZZ_LAYERS_H
 #define MOE_FUZZ_LAYERS_H
 
+#include "support/pack.h"
 #include "weights.h"
 
 /* For the instruction set in use. */
@@ -13,14 +14,14 @@ static void fuzz_pack(fuzz_layer *l, int i) {
   memset(&a, 0, sizeof a);
   a.layout = i ? MOE_PACK_DOWN : l->p.o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP;
   a.E = w->q.E, a.rows = w->q.K, a.columns = w->q.columns, a.quantized = &w->q.weight;
-  moe_status status = quantized_pack(l->ctx, l->p.o.dtype, &a, &w->packed_bytes);
+  moe_status status = test_pack(l->ctx, l->p.o.dtype, &a, &w->packed_bytes);
   if (w->good) fuzz_judge(l->ctx, status, 1, "moe_pack_weights_size");
   if (status != MOE_OK) w->packed_bytes = 64;
   if (posix_memalign(&w->packed, 64, w->packed_bytes) != 0) abort();
   memset(w->packed, 0x5a, w->packed_bytes);
   const int missing = fuzz_pick(l->in, 32) == 0;
   a.packed = w->packed, a.packed_bytes = w->packed_bytes - (size_t)missing;
-  fuzz_judge(l->ctx, quantized_pack(l->ctx, l->p.o.dtype, &a, NULL), w->good && !missing, "moe_pack_weights");
+  fuzz_judge(l->ctx, test_pack(l->ctx, l->p.o.dtype, &a, NULL), w->good && !missing, "moe_pack_weights");
   for (size_t j = 0; j < w->packed_bytes && !(w->good && !missing); j++)
     if (((const uint8_t *)w->packed)[j] != 0x5a) fuzz_fail("packed was written to", l->ctx);
   if (missing) free(w->packed), w->packed = NULL;

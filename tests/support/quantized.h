@@ -151,16 +151,6 @@ static inline int quantized_plain(const struct quantized *q, moe_dtype dtype, vo
   return 1;
 }
 
-/* moe_pack_weights_*, or with `bytes` its size. */
-static inline moe_status quantized_pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights_args *args,
-                                        size_t *bytes) {
-  switch (dtype) {
-    case MOE_DTYPE_F32: return bytes ? moe_pack_weights_f32_size(ctx, args, bytes) : moe_pack_weights_f32(ctx, args);
-    case MOE_DTYPE_BF16: return bytes ? moe_pack_weights_bf16_size(ctx, args, bytes) : moe_pack_weights_bf16(ctx, args);
-    default: return bytes ? moe_pack_weights_fp16_size(ctx, args, bytes) : moe_pack_weights_fp16(ctx, args);
-  }
-}
-
 static inline void quantized_free(struct quantized *q) {
   free(q->table.code), free(q->table.scale), free(q->scale), free(q->position);
   guard_free(&q->codes), guard_free(&q->scales);

@@ -7,6 +7,7 @@
 
 #include "pool.h"
 #include "problem.h"
+#include "pack.h"
 #include "quantized.h"
 
 enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 + 1 };
@@ -84,11 +85,8 @@ static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized 
                                 .rows = q->K,
                                 .columns = q->columns,
                                 .quantized = &q->weight};
-  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, bytes), MOE_OK);
-  args.packed = aligned_alloc(64, (*bytes + 63) / 64 * 64);
-  args.packed_bytes = *bytes;
-  assert_non_null(args.packed);
-  assert_int_equal(quantized_pack(ctx, l->p.o.dtype, &args, NULL), MOE_OK);
+  assert_int_equal(test_pack_new(ctx, l->p.o.dtype, &args), MOE_OK);
+  *bytes = args.packed_bytes;
   return args.packed;
 }
 
