@@ -75,7 +75,7 @@ static void test_weight_grad_bits(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int64_t sides[][2] = {{6, 64}, {70, 64}, {64, 72}, {11, 128}, {130, 160}, {6, 448}};
   int32_t sizes[] = {0, 1, 7, 530, 12};
-  for (size_t n = 0; n < 3 * sizeof sides / sizeof *sides; ++n) {
+  for (size_t n = 0; n < 3 * sizeof sides / sizeof *sides; n += (size_t)test_cases(1, 2)) { /* all types in turn */
     uint64_t rng = test_case_seed(test_seed(1), n);
     moe_grouped_gemm_args a = {
         .num_tokens = 550, .topk = 1, .E = 5, .N = sides[n / 3][0], .K = sides[n / 3][1], .m_sizes = sizes};
