@@ -150,12 +150,12 @@ MOE_ONCE_BEGIN
 #include "layer/weights.h"
 MOE_ONCE_END
 #include "layer/checkpoint.h"
+MOE_ONCE_BEGIN
 #include "layer/gate_up.h"
 #include "layer/combine.h"
-MOE_ONCE_BEGIN
 #include "layer/weight_grad.h"
-MOE_ONCE_END
 #include "layer/down_grad.h"
+MOE_ONCE_END
 #include "layer/small_grads.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
