@@ -1,6 +1,7 @@
 /* test_workspace: how much scratch memory is asked for, whatever the instruction set. */
 #include "support/test.h"
 
+#include "support/guard.h"
 #include "support/pool.h"
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -110,9 +111,53 @@ static void test_router_lanes(void **state) {
   assert_in_range(backward[2], backward[1] + 1, 11 * backward[0]);
 }
 
+enum { TOKENS = 3, SIDE_MOST = 300, TIMES_MOST = 200 };
+
+/* One expert for every token, `times` times each: output and gradient of the hidden states, in a workspace that ends
+   where nothing may be written. */
+static void run_repeated(int64_t side, int64_t times, const float *numbers, float *output, float *grad) {
+  static int32_t ids[TOKENS * TIMES_MOST];
+  const int32_t expert = 0;
+  for (int64_t i = 0; i < TOKENS * times; i++) ids[i] = (int32_t)(i % TOKENS);
+  const moe_blockwise_layer layer = {
+      .T = TOKENS, .H = side, .I = side, .E = 1, .N = 1, .B = TOKENS * times, .hidden_states = numbers,
+      .gate_up_proj_weight = numbers + 7, .down_proj_weight = numbers + 11, .token_position_to_id = ids,
+      .block_to_expert = &expert, .config = {.activation = MOE_ACT_RELU, .affinity_mode = MOE_AFFINITY_NO_SCALE}};
+  moe_blockwise_mm_fwd_args fwd = {.layer = layer, .output = output};
+  moe_blockwise_mm_bwd_args bwd = {
+      .layer = layer, .output_hidden_states_grad = numbers + 5, .hidden_states_grad = grad};
+  assert_int_equal(moe_blockwise_mm_fwd_f32_workspace_size(NULL, &fwd, &fwd.workspace_bytes), MOE_OK);
+  assert_int_equal(moe_blockwise_mm_bwd_f32_workspace_size(NULL, &bwd, &bwd.workspace_bytes), MOE_OK);
+  struct guarded forward = guard_alloc(fwd.workspace_bytes, GUARD_AFTER),
+                 backward = guard_alloc(bwd.workspace_bytes, GUARD_AFTER);
+  assert_true((fwd.workspace = forward.data) && (bwd.workspace = backward.data));
+  assert_int_equal(moe_blockwise_mm_fwd_f32(NULL, &fwd), MOE_OK);
+  assert_int_equal(moe_blockwise_mm_bwd_f32(NULL, &bwd), MOE_OK);
+  guard_free(&forward), guard_free(&backward);
+}
+
+/* A lane has room for all rows of an expert, though the tokens are fewer: integers, of which every sum is exact. */
+static void test_more_rows_than_tokens(void **state) {
+  (void)state;
+  static float numbers[2 * SIDE_MOST * SIDE_MOST + 16], once[2][TOKENS * SIDE_MOST], often[2][TOKENS * SIDE_MOST];
+  static const int64_t sides[] = {1, 40, 64, 65, SIDE_MOST}, times[] = {2, 5, 33, 130, TIMES_MOST};
+  uint64_t seed = 1;
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    numbers[i] = test_random_chance(&seed, 8) ? (float)test_random_range(&seed, -1, 1) : 0.0f;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (size_t i = 0; i < 25 && test_use_isa(isa); i++) {
+      const int64_t side = sides[i / 5], n = times[i % 5];
+      run_repeated(side, 1, numbers, once[0], once[1]);
+      run_repeated(side, n, numbers, often[0], often[1]);
+      for (int64_t j = 0; j < 2 * TOKENS * side; j++)
+        assert_true(often[j % 2][j / 2] == (float)n * once[j % 2][j / 2]);
+    }
+  test_use_best_isa();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_documented_workspace), EACH_DTYPE(test_workspace_share),
-      cmocka_unit_test(test_router_lanes)};
+      cmocka_unit_test(test_router_lanes), cmocka_unit_test(test_more_rows_than_tokens)};
   return cmocka_run_group_tests_name("workspace", tests, NULL, NULL);
 }

@@ -91,12 +91,13 @@ typedef struct moe_lane_needs_ {
   int64_t grad_bytes; /* for weight gradients, beside a panel of rows, at least */
 } moe_lane_needs_;
 
-/* Bytes for so many rows, of k elements each, and their products with so many panels. */
-MOE_FN int64_t moe_lane_room_(const moe_group_ *group, const moe_lane_needs_ *needs, int64_t rows, int64_t k,
-                              int64_t panels) {
-  const int64_t products = moe_mul_(panels, MOE_PRODUCTS_FLOATS_(rows));
-  const int64_t floats = products < 0 ? -1 : moe_max_(products + needs->sums, needs->floats);
-  return moe_add_(moe_gathered_bytes_(group, rows, k), moe_mul_(moe_sums_whole_(floats), 4));
+/* Bytes for so many rows of k elements each, for their products with so many panels, and more floats or, if that is
+   more, `least`. */
+MOE_FN int64_t moe_lane_room_(const moe_group_ *group, int64_t rows, int64_t k, int64_t panels, int64_t more,
+                              int64_t least) {
+  const int64_t products = moe_add_(moe_mul_(panels, MOE_PRODUCTS_FLOATS_(rows)), more);
+  const int64_t floats = products < 0 ? -1 : moe_sums_whole_(moe_max_(products, least));
+  return moe_add_(moe_gathered_bytes_(group, rows, k), moe_mul_(floats, 4));
 }
 
 /* What all lanes need: room for a piece of as many rows as are ever gathered and the products of a few panels or, if
@@ -104,8 +105,9 @@ MOE_FN int64_t moe_lane_room_(const moe_group_ *group, const moe_lane_needs_ *ne
 MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, const moe_lane_needs_ *needs) {
   moe_arena_ one = {NULL, 0};
   const int64_t panels = moe_ceil_div_(needs->longest, MOE_PANEL), rows = moe_min_(needs->rows, MOE_ROWS_MAX),
-                usual = moe_lane_room_(group, needs, MOE_ROWS_MAX, 1, needs->panels),
-                all = moe_lane_room_(group, needs, rows, needs->longest, panels),
+                most = moe_max_(needs->sums, needs->floats),
+                usual = moe_lane_room_(group, MOE_ROWS_MAX, 1, needs->panels, needs->sums, needs->floats),
+                all = moe_lane_room_(group, rows, needs->longest, panels, most, 0),
                 room = all < 0 ? usual : moe_min_(usual, all),
                 grads = moe_add_(moe_gathered_bytes_(group, MOE_PANEL, 1), needs->grad_bytes);
   group->lanes = lanes;
@@ -116,20 +118,21 @@ MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lane
   group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
 }
 
-/* Whether rows of k elements are gathered whole: where products of a few panels and the sums find room beside them. */
-MOE_FN int moe_gathers_whole_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+/* What rows of k elements get of a lane's room, beside so many sums. */
+typedef struct moe_share_ {
+  int whole;        /* they are gathered whole, not a piece at a time: products of a few panels find room beside them */
+  int64_t gathered; /* bytes of them */
+  int64_t products; /* floats */
+} moe_share_;
+
+MOE_FN moe_share_ moe_lane_share_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
   const int64_t whole = moe_gathered_bytes_(group, rows, k),
                 beside = group->panels * MOE_PRODUCTS_FLOATS_(rows) + moe_sums_whole_(sums);
-  return whole >= 0 && whole <= moe_min_(MOE_GATHER_BYTES_, group->room - beside * 4);
-}
-
-/* Bytes of a lane's room that they take, whole or a piece at a time; and floats for products, beside these and sums. */
-MOE_FN int64_t moe_lane_gathers_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
-  return moe_gathered_bytes_(group, rows, moe_gathers_whole_(group, rows, k, sums) ? k : 1);
-}
-MOE_FN int64_t moe_lane_products_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
-  const int64_t floats = (group->room - moe_lane_gathers_(group, rows, k, sums)) / 4 - moe_sums_whole_(sums);
-  return moe_min_(MOE_PRODUCTS_MOST_, floats);
+  moe_share_ share;
+  share.whole = whole >= 0 && whole <= moe_min_(MOE_GATHER_BYTES_, group->room - beside * 4);
+  share.gathered = share.whole ? whole : moe_gathered_bytes_(group, rows, 1);
+  share.products = moe_min_(MOE_PRODUCTS_MOST_, (group->room - share.gathered) / 4 - moe_sums_whole_(sums));
+  return share;
 }
 
 /* The lane at an item of a stage, which asks for so many sums; `of`: the stage, or NULL if it uses the room in its own
@@ -150,12 +153,13 @@ MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, const vo
 MOE_FN void moe_lane_left_(const moe_group_ *group, moe_lane_ *lane, const moe_rows_ *rows, int64_t first,
                            int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
   moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
-  left->keep = moe_gathers_whole_(group, count, k, lane->sums);
+  const moe_share_ share = moe_lane_share_(group, count, k, lane->sums);
+  left->keep = share.whole;
   left->held = left->keep && lane->held->first == first && lane->held->rows == count;
   lane->held->first = first;
   lane->held->rows = left->keep ? count : 0;
-  lane->c = (float *)(void *)(lane->gathered + moe_lane_gathers_(group, count, k, lane->sums));
-  lane->products = moe_lane_products_(group, count, k, lane->sums);
+  lane->c = (float *)(void *)(lane->gathered + share.gathered);
+  lane->products = share.products;
 }
 
 /* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the lane's products; `next` is fetched
@@ -222,7 +226,8 @@ MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int6
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, used)));
-  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(moe_lane_products_(group, rows, k, sums), rows);
+  const moe_share_ share = moe_lane_share_(group, rows, k, sums);
+  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(share.products, rows);
   split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->lanes == 1 || last > (group->to - group->from) / 4) return split;
