@@ -1,6 +1,5 @@
 /* test_bits: "the same bits from every instruction set and thread count", in one process: random training steps
-   (router, losses, route_blocks, forward, backward) against the scalar kernels on one thread, to the bit; and a token's
-   results do not depend on the batch it is in, nor on its place there. */
+   (router, losses, route_blocks, forward, backward) against the scalar kernels on one thread, to the bit. */
 #include "support/test.h"
 
 #include <fenv.h>
@@ -10,6 +9,7 @@
 
 #include "support/pool.h"
 #include "support/problem.h"
+#include "support/tokens.h"
 
 /* Flush-to-zero and denormals-are-zero, where the machine has such modes. Returns whether they are now on. */
 static int test_flush_subnormals(int on) {
@@ -64,15 +64,6 @@ static void run_variant(struct problem *p, struct variant v) {
   char text[400];
   problem_describe(p, &ctx, text, sizeof text);
   fail_msg("%s: %s %s\nrepro: %s", problem_op_name(op), moe_status_str(ctx.status), ctx.message, text);
-}
-
-/* The first byte that differs between n elements, or -1. */
-static int64_t first_difference(const void *a, const void *b, size_t bytes) {
-  const unsigned char *x = a, *y = b;
-  if (memcmp(x, y, bytes) == 0) return -1;
-  int64_t i = 0;
-  while (x[i] == y[i]) i++;
-  return i;
 }
 
 static void assert_same(const struct problem *reference, const struct problem *p, struct variant v) {
@@ -148,108 +139,6 @@ static void test_few_rows(void **state) {
     o.save_gate_up = o.save_down = 1, o.checkpoint_dtype = MOE_DTYPE_F32;
     problem_options_settle(&o);
     check_variants(&o, i * 7, test_cases(16, 8), 67);
-  }
-}
-
-/* ----------------------------------------------------------------------------------------------- tokens and batches */
-
-/* Tensors with one row per token. */
-static const int token_inputs[] = {PT_HIDDEN_STATES, PT_TOKEN_MASK, PT_OUTPUT_GRAD, PT_WEIGHTS_GRAD};
-static const int token_outputs[] = {PT_LOGITS, PT_EXPERT_INDEX, PT_EXPERT_WEIGHTS, PT_OUTPUT, PT_LOGITS_GRAD,
-                                    PT_HIDDEN_GRAD, PT_AFFINITIES_GRAD, PT_ROUTER_HIDDEN_GRAD};
-static const enum problem_op token_ops[] = {PROBLEM_ROUTER, PROBLEM_ROUTE_BLOCKS, PROBLEM_FORWARD, PROBLEM_BACKWARD,
-                                            PROBLEM_ROUTER_BACKWARD};
-
-static size_t row_bytes(const struct problem *p, int tensor) {
-  return problem_tensor_bytes(p, tensor) / (size_t)p->o.T;
-}
-
-static void run_token_ops(const struct problem *p) {
-  moe_context ctx = {0};
-  for (size_t i = 0; i < sizeof token_ops / sizeof *token_ops; i++)
-    if (problem_run(p, &ctx, token_ops[i]) != MOE_OK) fail_msg("%s: %s", problem_op_name(token_ops[i]), ctx.message);
-}
-
-/* A batch of n tokens taken from `whole`: its results must be those rows of the whole's. */
-static void check_selection(const struct problem *whole, const int64_t *tokens, int64_t n) {
-  struct problem_options o = whole->o;
-  struct problem part;
-  o.T = n;
-  assert_true(problem_open(&part, &o, NULL, NULL));
-  for (size_t i = 0; i < sizeof token_inputs / sizeof *token_inputs; i++) {
-    size_t row = row_bytes(whole, token_inputs[i]);
-    for (int64_t t = 0; t < n; t++)
-      memcpy(part.tensor[token_inputs[i]].data + (size_t)t * row,
-             whole->tensor[token_inputs[i]].data + (size_t)tokens[t] * row, row);
-  }
-  run_token_ops(&part);
-  for (size_t i = 0; i < sizeof token_outputs / sizeof *token_outputs; i++) {
-    int id = token_outputs[i];
-    size_t row = row_bytes(whole, id);
-    for (int64_t t = 0; t < n; t++) {
-      const unsigned char *expected = whole->tensor[id].data + (size_t)tokens[t] * row;
-      if (first_difference(part.tensor[id].data + (size_t)t * row, expected, row) < 0) continue;
-      char text[400];
-      problem_describe(whole, NULL, text, sizeof text);
-      fail_msg("%s: token %lld differs in a batch of %lld\nrepro: %s", whole->tensor[id].name, (long long)tokens[t],
-               (long long)n, text);
-    }
-  }
-  problem_close(&part, NULL, NULL);
-}
-
-/* A problem whose tokens have nothing to do with each other: no capacity, nothing accumulated from outside. */
-static void open_independent(struct problem *p, struct problem_options o) {
-  o.dropping = o.accumulate_output = o.device_output_shape = o.not_accumulating = o.empty_expert = 0;
-  o.capacity = 0;
-  o.accumulate = 0;
-  problem_options_settle(&o);
-  assert_true(problem_open(p, &o, NULL, NULL));
-  run_token_ops(p);
-}
-
-static void test_token_alone(void **state) {
-  moe_dtype dtype = *(const moe_dtype *)*state;
-  int64_t problems = test_cases(60, 4);
-  for (int64_t i = 0; i < problems; i++) {
-    struct problem p;
-    open_independent(&p, problem_options_random(20000 + (uint64_t)i, dtype));
-    for (int64_t t = 0; t < p.o.T; t++) check_selection(&p, &t, 1);
-    problem_close(&p, NULL, NULL);
-  }
-}
-
-static void test_permuted_tokens(void **state) {
-  moe_dtype dtype = *(const moe_dtype *)*state;
-  int64_t problems = test_cases(200, 10);
-  for (int64_t i = 0; i < problems; i++) {
-    struct problem p;
-    struct test_pool pool = {.seed = (uint64_t)i};
-    open_independent(&p, problem_options_random(30000 + (uint64_t)i, dtype));
-    int64_t *order = test_pool_order(&pool, p.o.T);
-    assert_non_null(order);
-    check_selection(&p, order, p.o.T);
-    check_selection(&p, order, (p.o.T + 1) / 2); /* and half of them, in that order */
-    free(order);
-    problem_close(&p, NULL, NULL);
-  }
-}
-
-/* Tokens are taken a chunk at a time, of a size that depends on how many there are and on the experts. */
-static void test_chunks(void **state) {
-  moe_dtype dtype = *(const moe_dtype *)*state;
-  static const int64_t experts[] = {3, 40, 300}, most[] = {900, 1500, 4100};
-  for (int64_t i = 0; i < test_cases(9, 3); i++) {
-    struct problem_options o = problem_options_random(40000 + (uint64_t)i, dtype);
-    struct test_pool pool = {.seed = (uint64_t)i};
-    struct problem p;
-    o.T = 4500, o.H = 5, o.I = 3, o.E = experts[i % 3], o.K = 2, o.B = 64;
-    open_independent(&p, o);
-    int64_t *order = test_pool_order(&pool, p.o.T);
-    assert_non_null(order);
-    check_selection(&p, order, most[(i + i / 3) % 3]);
-    free(order);
-    problem_close(&p, NULL, NULL);
   }
 }
 
@@ -362,7 +251,6 @@ static void test_caller_modes(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
-      EACH_DTYPE(test_token_alone),     EACH_DTYPE(test_permuted_tokens), EACH_DTYPE(test_chunks),
       EACH_DTYPE(test_column_parts),    EACH_DTYPE(test_down_after_gate_up), EACH_DTYPE(test_few_rows),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
