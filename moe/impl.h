@@ -150,9 +150,9 @@ MOE_ONCE_BEGIN
 #include "layer/weights.h"
 MOE_ONCE_END
 #include "layer/checkpoint.h"
+#include "layer/combine.h"
 MOE_ONCE_BEGIN
 #include "layer/gate_up.h"
-#include "layer/combine.h"
 #include "layer/weight_grad.h"
 #include "layer/down_grad.h"
 MOE_ONCE_END
