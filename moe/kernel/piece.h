@@ -8,9 +8,8 @@
 
 enum { MOE_TURN_AFTER_ = 5 }; /* tiles beside which a panel is fetched before it turns */
 
-/* Floats of one panel's products; of all, at least and at most. */
+/* Floats of one panel's products; and of all, at most. */
 #define MOE_PRODUCTS_FLOATS_(rows) (((rows) + 16) * MOE_PANEL) /* room for whole vectors of rows */
-#define MOE_PRODUCTS_LEAST_        (MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 #define MOE_PRODUCTS_MOST_         (MOE_PANELS_WIDE * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX))
 
 /* Where products go. */

@@ -131,7 +131,7 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 
 MOE_ONCE_BEGIN
 
-/* Elements of the longest row or column that is multiplied, or results'. */
+/* Elements of the longest row or column that is multiplied or is a product's. */
 MOE_FN int64_t moe_layer_longest_(const moe_blockwise_layer *layer) {
   return moe_max_(layer->H, moe_mul_(layer->I, 2));
 }

@@ -37,12 +37,13 @@ MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows, int
   return moe_weight_grad_room_(group, panels, moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, panels))));
 }
 
-/* How many of `panels` panels of y, of so many rows, at a time, in equal parts: or more, as long as there is room for
-   them among what is there for products. */
+/* How many of `panels` panels of y, of so many rows, at a time, in equal parts: or more, as long as they fit where
+   other stages have their products. */
 MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
-  const int64_t most = moe_min_(MOE_PRODUCTS_LEAST_ * 4, group->room - moe_gathered_bytes_(group, MOE_PANEL, 1));
-  const int64_t fit = most / moe_weight_grad_room_(group, 1, rows);
+  const int64_t few = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX) * 4;
+  const int64_t room = moe_min_(few, group->room - moe_gathered_bytes_(group, MOE_PANEL, 1));
+  const int64_t fit = room / moe_weight_grad_room_(group, 1, rows);
   return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
