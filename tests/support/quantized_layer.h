@@ -5,9 +5,9 @@
 
 #include "test.h"
 
+#include "pack.h"
 #include "pool.h"
 #include "problem.h"
-#include "pack.h"
 #include "quantized.h"
 
 enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 + 1 };
