@@ -39,16 +39,12 @@ MOE_QUICK_BEGIN
 #include "isa/scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
-#define MOE_TILE_VECTORS 1
-#define MOE_TILE_PAIRS 1
 #define MOE_TILE_ACROSS 0
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0
-#define MOE_ROWS_CODES 0
 #define MOE_ROWS_HALVES 0
 #define MOE_ROWS_FLOATS 0
 #define MOE_AHEAD_BYTES (32 << 10)
-#define MOE_STREAM_TALL 0
 #define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
 #include "kernel/all.inl"

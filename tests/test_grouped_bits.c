@@ -1,5 +1,5 @@
 /* Grouped products of whatever bits may be, NaN and subnormals among them: scalar's results with every instruction set,
-   to the bit; nothing is read or written beyond tensors and workspace. */
+   to the bit, whose sums are rounded once; nothing is read or written beyond tensors and workspace. */
 #include "support/test.h"
 
 #include "support/cases.h"
@@ -121,8 +121,53 @@ static void test_streaming_bits(void **state) {
     check_y_bits(*(const moe_dtype *)*state, n, sides[n][0], sides[n][1], sizeof sizes / sizeof *sizes, sizes);
 }
 
+/* Factors and addends whose exact product and sum lies half-way between two floats, or next to that, among normal floats
+   and subnormals; or next to the least normal float, below which bf16's sums become zero. Returns how many. */
+static int64_t put_close_values(float *to, float unit, int sign) {
+  static const int exponents[] = {0, -12, -24, -36, -63, -75, -125, -126, -127, -149};
+  const float fraction[] = {1, 1 + unit, 1 + 2 * unit, 1 - unit, 1 - unit / 2, 1.5f};
+  int64_t count = 0;
+  for (size_t e = 0; e < sizeof exponents / sizeof *exponents; ++e)
+    for (size_t f = 0; f < sizeof fraction / sizeof *fraction; ++f, ++count)
+      to[count] = ldexpf((float)sign * fraction[f], exponents[e]);
+  return count;
+}
+
+/* Sums of a product and an addend: X's rows are (a, 1), W's (b, c). They are the same with every instruction set, and
+   those of float what fmaf returns. */
+static void test_close_sums(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  float factor[60], addend[120];
+  const float unit = ldexpf(1, 1 - test_dtype_digits(dtype));
+  const int64_t factors = put_close_values(factor, unit, 1);
+  int64_t addends = put_close_values(addend, unit, 1);
+  addends += put_close_values(addend + addends, unit, -1);
+  test_tensor x = test_tensor_new(dtype, factors * 2), w = test_tensor_new(dtype, factors * addends * 2);
+  for (int64_t a = 0; a < factors; ++a) {
+    test_tensor_set(&x, 2 * a, factor[a]), test_tensor_set(&x, 2 * a + 1, 1);
+    for (int64_t c = 0; c < addends; ++c)
+      test_tensor_set(&w, 2 * (a * addends + c), factor[a]), test_tensor_set(&w, 2 * (a * addends + c) + 1, addend[c]);
+  }
+  int32_t size = (int32_t)factors;
+  moe_grouped_gemm_args a = {.num_tokens = factors, .topk = 1, .E = 1, .N = factors * addends, .K = 2,
+                             .m_sizes = &size, .X = x.data, .W = w.data};
+  check_bits(dtype, 0, &a, dtype, a.num_tokens * a.N);
+  test_tensor y = test_tensor_new(dtype, a.num_tokens * a.N);
+  moe_context ctx = {.allocate = test_allocate, .release = test_release};
+  (void)moe_isa_limit(MOE_ISA_SCALAR);
+  a.Y = y.data;
+  run_guarded(&ctx, dtype, 0, &a);
+  test_use_best_isa();
+  for (int64_t i = 0; dtype == MOE_DTYPE_F32 && i < y.count; ++i) {
+    const float left = factor[i / a.N], right = factor[i % a.N / addends], plus = addend[i % addends];
+    const float want = fmaf(left, right, plus), got = ((const float *)y.data)[i];
+    if (memcmp(&want, &got, 4) != 0) fail_msg("%a * %a + %a is %a, not %a", left, right, plus, got, want);
+  }
+  test_tensor_free(&x), test_tensor_free(&w), test_tensor_free(&y);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {EACH_DTYPE(test_weight_grad_bits), EACH_DTYPE(test_turning_bits),
-                                     EACH_DTYPE(test_streaming_bits)};
+                                     EACH_DTYPE(test_streaming_bits), EACH_DTYPE(test_close_sums)};
   return cmocka_run_group_tests_name("grouped_bits", tests, NULL, NULL);
 }

@@ -26,7 +26,6 @@ MOE_INLINE __m256 moe_fma_onto_avx2(__m256 a, __m256 b, __m256 c) {
   return c;
 }
 MOE_INLINE __m256 moe_fma_exact_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
-MOE_INLINE __m256 moe_fma_flush_avx2(__m256 a, __m256 b, __m256 c) { return moe_fma_avx2(a, b, c); }
 MOE_INLINE __m256 moe_power_avx2(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }

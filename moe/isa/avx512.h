@@ -22,7 +22,6 @@ MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
 MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 MOE_INLINE __m512 moe_fma_onto_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_fma_exact_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
-MOE_INLINE __m512 moe_fma_flush_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_scalef_avx512(__m512 a, __m512 n) { return _mm512_scalef_ps(a, n); }
 MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }
 MOE_INLINE __mmask16 moe_lt_avx512(__m512 a, __m512 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }

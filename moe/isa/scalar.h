@@ -40,7 +40,6 @@
      sum16                           of 16 floats, i and i+8 added, then i and i+4, and so on
      fma_onto                        fma for sums that stay in registers: the result takes the place of c
      fma_exact                       fma where a*b is exact: it may be rounded
-     fma_flush                       the bf16 dot product's fma; the vector ones need moe_flush_on_() around them
      canon                           NaN becomes the canonical NaN
      bf16_round                      a number's bits, rounded to bf16 in the upper half; the lower is left as it falls
      largest2x16                     lane i: the largest upper and lower words of vector i of W, which are used up
@@ -78,7 +77,20 @@ MOE_INLINE float moe_mul_scalar(float a, float b) {
 }
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
 MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
-MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) { return moe_fma_scalar(a, b, c); }
+/* Where that is no instruction: the sum in double, rounded to float, is rounded once but where it lies half-way between
+   two floats; between subnormal ones, too, where it has other bits. */
+MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) {
+#if defined(__FMA__) || !MOE_X86
+  return moe_fma_scalar(a, b, c);
+#else
+  const double sum = (double)a * (double)b + (double)c;
+  uint64_t bits;
+  memcpy(&bits, &sum, 8);
+  const int half_way = (bits & 0x1fffffffu) == 0x10000000u;
+  const int subnormal = (bits << 1) - 1 < ((uint64_t)(1023 - 126) << 53) - 1;
+  return half_way || subnormal ? moe_fma_scalar(a, b, c) : (float)sum;
+#endif
+}
 MOE_INLINE float moe_fma_exact_scalar(float a, float b, float c) { return moe_mul_scalar(a, b) + c; }
 MOE_INLINE float moe_sqrt_scalar(float a) { return sqrtf(a); }
 MOE_INLINE int moe_nan_scalar(float x) { return moe_casti_scalar(x) << 1 > 0xff000000u; }
@@ -295,6 +307,9 @@ MOE_INLINE float moe_daz_scalar(float x) {
   uint32_t bits = moe_casti_scalar(x);
   return (bits & 0x7f800000u) == 0 ? moe_castf_scalar(bits & 0x80000000u) : x;
 }
+
+/* Whether a result is not 0 but may be one to flush. */
+MOE_INLINE uint32_t moe_tiny_scalar(float x) { return (moe_casti_scalar(x) & 0x7fffffffu) - 1u < 0x00800000u; }
 
 /* fma with subnormal operands taken as zero and subnormal results flushed. A result is subnormal when, rounded to 24
    bits with an unbounded exponent, it lies below 2^-126; fmaf has rounded at 2^-149 instead, so a result of exactly

@@ -72,7 +72,7 @@ MOE_INLINE void MOE_K(across_rows)(int rows, const moe_tile_ *t, moe_tile_at_ *a
     MOE_V(tile_fetch_beside)(at);
     if (past->left > 0) MOE_K(tile_line_past)(past);
     MOE_OPAQUE_POINTER(row);
-    MOE_V(tile_pairs)(rows, 1, 1, row, panel, 0, acc);
+    MOE_V(tile_pairs)(rows, 1, 1, row, panel, acc);
   }
   MOE_K(tile_lines_past)(past);
   MOE_UNROLL

@@ -1,10 +1,11 @@
 /* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
-   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by
-   panels), MOE_PIECE_BYTES, MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_BF16_BY_MODE and, of what streams past
-   few rows, MOE_ROWS_CODES, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most) and MOE_STREAM_TALL (rows of columns
-   side by side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its
-   float. What loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves
-   and streams), and what gains by it is scheduled (the tiles, bf16's halves). */
+   MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by panels), MOE_PIECE_BYTES,
+   MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most that plain weights
+   stream past) and MOE_BF16_BY_MODE. Where that is 1 vectors are of more than one element, and there are
+   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_ROWS_CODES (the same of codes) and MOE_STREAM_TALL (rows of columns side by
+   side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float. What
+   loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and streams),
+   and what gains by it is scheduled (the tiles, bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -13,7 +14,11 @@ MOE_QUICK_WIDE_BEGIN
 MOE_QUICK_END
 #include "row.inl"
 MOE_SCHEDULED_BEGIN
+#if MOE_BF16_BY_MODE
 #include "tile.inl"
+#else
+#include "plain_tile.inl"
+#endif
 #if MOE_TILE_ACROSS
 #include "across_tile.inl"
 #endif

@@ -33,7 +33,7 @@ MOE_INLINE void MOE_K(pack_tile_columns)(const moe_tile_ *t, moe_tile_at_ *at, i
       MOE_K(tile_load)(dtype, src, odd * stride, ahead, b);
       MOE_UNROLL
       for (int j = 0; j < MOE_TILE_VECTORS; j++) MOE_V(store)(panel + odd * MOE_PANEL + j * MOE_W, b[j]);
-      MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, MOE_PIECE_BYTES, b, 0, acc);
+      MOE_K(tile_step)(MOE_TILE_ROWS, row + odd * 4, MOE_PIECE_BYTES, b, acc);
     }
     src[0] += 2 * stride;
     src[1] += 2 * stride;

@@ -44,7 +44,7 @@ MOE_INLINE void MOE_K(prepare_columns)(const moe_tile_ *t, moe_tile_at_ *at, int
         MOE_K(gather_elements)(dtype, to + i * MOE_PIECE_BYTES, later[i], later[MOE_TILE_ROWS + i], k);
       }
       MOE_OPAQUE_POINTER(row);
-      MOE_K(tile_pairs)(MOE_TILE_ROWS, 0, 1, row, panel, 0, acc);
+      MOE_K(tile_pairs)(MOE_TILE_ROWS, 0, 1, row, panel, acc);
     }
     if (turns) moe_turning_move_(&turning);
   }

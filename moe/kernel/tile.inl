@@ -31,7 +31,7 @@ MOE_INLINE void MOE_K(tile_fetch_share)(moe_tile_at_ *at, int64_t col) {
   const char *sums = next < MOE_PANEL ? (const char *)(at->c + next) : at->next;
   at->left = (at->fetches + col / (MOE_TILE_VECTORS * MOE_W)) / MOE_K(tile_parts);
   MOE_UNROLL
-  for (int i = 0; i < MOE_TILE_ROWS && MOE_K(tile_parts) > 1 && MOE_W > 1; i++)
+  for (int i = 0; i < MOE_TILE_ROWS && MOE_K(tile_parts) > 1; i++)
     __builtin_prefetch(sums + i * MOE_SQUARE_, 0, 3);
 }
 MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_at_ *at) {
@@ -40,20 +40,20 @@ MOE_INLINE void MOE_K(tile_fetch_beside)(moe_tile_at_ *at) {
 }
 
 /* Adds the rows' elements, `pitch` bytes apart, times b. */
-MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, int64_t pitch, const MOE_V(f) *b, int flush,
+MOE_INLINE void MOE_K(tile_step)(int rows, const char *row, int64_t pitch, const MOE_V(f) *b,
                                  MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
     const MOE_V(f) a = MOE_V(set1)(moe_load_scalar(row + i * pitch));
     MOE_UNROLL
     for (int j = 0; j < MOE_TILE_VECTORS; j++)
-      acc[i][j] = flush ? MOE_V(fma_flush)(a, b[j], acc[i][j]) : MOE_V(fma_onto)(a, b[j], acc[i][j]);
+      acc[i][j] = MOE_V(fma_onto)(a, b[j], acc[i][j]);
   }
 }
 
 /* The same of `pairs` pairs of k, of which the panel's columns are at `panel`; `across`: the rows are a panel's columns
    as well. */
-MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *row, const float *panel, int flush,
+MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *row, const float *panel,
                                   MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int pair = 0; pair < pairs; pair++) {
@@ -66,7 +66,7 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *r
         if (rows == 3) MOE_IN_REGISTER(b[j]);
       }
       MOE_K(tile_step)(rows, row + (2 * pair + odd) * (across ? MOE_SQUARE_ : 4), across ? 4 : MOE_PIECE_BYTES, b,
-                       flush, acc);
+                       acc);
     }
   }
 }
@@ -75,18 +75,18 @@ MOE_INLINE void MOE_K(tile_pairs)(int rows, int across, int pairs, const char *r
    sums are stored meanwhile: all stores at once would fill the queue that they wait in, and keep the next products
    out. */
 enum { MOE_K(tile_last) = MOE_K(tile_parts) == 1 ? 3 : 0, MOE_K(tile_last_rows) = 2 };
-MOE_INLINE void MOE_K(tile_finish)(const char *row, const float *panel, float *c, int flush,
+MOE_INLINE void MOE_K(tile_finish)(const char *row, const float *panel, float *c,
                                    MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < MOE_TILE_ROWS; i += MOE_K(tile_last_rows), row += MOE_K(tile_last_rows) * MOE_PIECE_BYTES) {
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(MOE_K(tile_last_rows), 0, MOE_K(tile_last), row, panel, flush, acc + i);
+    MOE_K(tile_pairs)(MOE_K(tile_last_rows), 0, MOE_K(tile_last), row, panel, acc + i);
     MOE_K(tile_end)(MOE_K(tile_last_rows), c + i * MOE_PANEL, acc + i);
   }
 }
 
 MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *at, const char *row, int64_t col,
-                                    float *c, int flush) {
+                                    float *c) {
   MOE_V(f) acc[MOE_TILE_ROWS][MOE_TILE_VECTORS];
   const float *panel = (const float *)t->panel + col;
   int64_t p = (t->k + 1) / 2;
@@ -97,60 +97,47 @@ MOE_INLINE void MOE_K(tile_columns)(int rows, const moe_tile_ *t, moe_tile_at_ *
   for (; p >= MOE_TILE_PAIRS && MOE_TILE_PAIRS > 1 && rows == MOE_TILE_ROWS; p -= MOE_TILE_PAIRS) {
     MOE_K(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(rows, 0, MOE_TILE_PAIRS, row, panel, flush, acc);
+    MOE_K(tile_pairs)(rows, 0, MOE_TILE_PAIRS, row, panel, acc);
     row += 8 * MOE_TILE_PAIRS;
     panel += 2 * MOE_TILE_PAIRS * MOE_PANEL;
   }
   for (; p > last; p--, row += 8, panel += 2 * MOE_PANEL) {
     MOE_K(tile_fetch_beside)(at);
     MOE_OPAQUE_POINTER(row);
-    MOE_K(tile_pairs)(rows, 0, 1, row, panel, flush, acc);
+    MOE_K(tile_pairs)(rows, 0, 1, row, panel, acc);
   }
-  if (last) MOE_K(tile_finish)(row, panel, c, flush, acc);
+  if (last) MOE_K(tile_finish)(row, panel, c, acc);
   else MOE_K(tile_end)(rows, c, acc);
 }
 
 /* The rows at hand times the panel's columns from there on. */
-MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from, int flush) {
+MOE_INLINE void MOE_K(tile_parts_from)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from) {
   for (int64_t j = from; j < MOE_PANEL; j += MOE_TILE_VECTORS * MOE_W) {
     MOE_K(tile_fetch_share)(at, j);
     switch (at->now) {
       case 1:
       case 2:
-      case 3: MOE_K(tile_columns)(3, t, at, at->row, j, at->c, flush); break;
-      case 4: MOE_K(tile_columns)(4, t, at, at->row, j, at->c, flush); break;
-      case 5: MOE_K(tile_columns)(5, t, at, at->row, j, at->c, flush); break;
-      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, at, at->row, j, at->c, flush); break;
+      case 3: MOE_K(tile_columns)(3, t, at, at->row, j, at->c); break;
+      case 4: MOE_K(tile_columns)(4, t, at, at->row, j, at->c); break;
+      case 5: MOE_K(tile_columns)(5, t, at, at->row, j, at->c); break;
+      default: MOE_K(tile_columns)(MOE_TILE_ROWS, t, at, at->row, j, at->c); break;
     }
   }
-}
-
-/* The same of single elements, where there is nothing to gain from several rows. */
-MOE_INLINE void MOE_K(tile_elements)(const moe_tile_ *t, moe_tile_at_ *at, int flush) {
-  for (int64_t i = 0; i < at->now; i++)
-    for (int j = 0; j < MOE_PANEL; j++) {
-      if (i == 0) MOE_K(tile_fetch_share)(at, j);
-      MOE_K(tile_columns)(1, t, at, at->row + i * MOE_PIECE_BYTES, j, at->c + i * MOE_PANEL, flush);
-    }
 }
 
 /* The one copy of this where columns are walked in parts, for the tile that gathers as well. */
 MOE_FN void MOE_K(tile_in_parts)(const moe_tile_ *t, moe_tile_at_ *at, int64_t from) {
-  MOE_K(tile_parts_from)(t, at, from, 0);
+  MOE_K(tile_parts_from)(t, at, from);
 }
 
-MOE_INLINE void MOE_K(tile_any)(const moe_tile_ *t, int flush) {
+MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
-    if (MOE_W == 1) MOE_K(tile_elements)(t, &at, flush);
-    else if (MOE_K(tile_parts) > 1 && !flush) MOE_K(tile_in_parts)(t, &at, 0);
-    else MOE_K(tile_parts_from)(t, &at, 0, flush);
+    if (MOE_K(tile_parts) > 1) MOE_K(tile_in_parts)(t, &at, 0);
+    else MOE_K(tile_parts_from)(t, &at, 0);
   }
 }
 
-MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(tile_any)(t, 0); }
-
-#if MOE_BF16_BY_MODE
 /* What a stream takes at a time: rows of half a panel's columns. */
 enum { MOE_K(stream_wide) = MOE_PANEL / 2, MOE_K(stream_vectors) = MOE_K(stream_wide) / MOE_W };
 enum { MOE_K(stream_deep) = MOE_STREAM_VECTORS / MOE_K(stream_vectors) };
@@ -197,8 +184,3 @@ MOE_FN void MOE_K(stream_floats)(const moe_stream_ *s, int64_t k, const float *r
     MOE_K(stream_products)(s, 1, MOE_K(stream_vectors), k, b, x, c);
   }
 }
-#endif
-
-#if !MOE_BF16_BY_MODE
-MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(tile_any)(t, 1); }
-#endif
