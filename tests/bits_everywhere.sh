@@ -6,6 +6,7 @@
 support=$root/tests/support
 problem="$support/problem.c $support/problem_ops.c"
 sources="$root/tests/bits_hash.c $problem $support/moe_impl.c"
+export OMP_WAIT_POLICY=passive # other tests run meanwhile
 first=$work/first first_large=$work/first_large
 
 # build OUTPUT COMPILER FLAGS...
