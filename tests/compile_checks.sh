@@ -63,12 +63,20 @@ fetches() {
     { echo "vectors beside the fetches" && return 1; }
 }
 
-# Every function that uses wide vectors gives up the registers' upper halves (its cold part jumps back into it): SSE code
-# after it would be slow.
+# Every function that uses wide vectors gives up the registers' upper halves (its cold part jumps back into it): SSE
+# code after it would be slow.
 clean() {
   awk 'function done() { if (wide && !clean && name !~ /\.cold/) { print name; bad++ } }
-    /^[a-z_0-9.]+:/ { done(); name = $1; wide = clean = 0 } /%[yz]mm[0-9]/ { wide = 1; all++ } /vzeroupper/ { clean = 1 }
+    /^[a-z_0-9.]+:/ { done(); name = $1; wide = clean = 0 }
+    /%[yz]mm[0-9]/ { wide = 1; all++ } /vzeroupper/ { clean = 1 }
     END { done(); exit bad > 0 || all == 0 }' "$work/implementation.s"
+}
+
+# Elsewhere compilers make vectors of the products.
+vectors() {
+  aarch64-linux-gnu-gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/elsewhere.s" || return 1
+  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /fmla.*\.4s/ && name ~ /^moe_tile_/ { print name }' "$work/elsewhere.s")
+  [ "$(echo "$found" | sort -u | wc -l)" -eq 2 ] || { echo "vectors in: $found" && return 1; }
 }
 
 # Every declared function is defined.
@@ -130,4 +138,9 @@ x86_64)
   check "wide vectors are left clean" clean
   ;;
 esac
+if have aarch64-linux-gnu-gcc; then
+  check "aarch64: both products are formed in vectors" vectors
+else
+  skip "aarch64: products in vectors (needs aarch64-linux-gnu-gcc)"
+fi
 finish

@@ -65,8 +65,8 @@ gpt_oss() { # checks itself against the model's formulas
 # Every operation of the bench runs, and prints one JSON object; peers' times need the peers, which may be missing here.
 benchmark() { # operation, threads: beside other tests the limits of two take long to measure
   [ -x "$work/moe_bench" ] || cc -O2 -I"$root" "$root/bench/moe_bench.c" -o "$work/moe_bench" -lm || return 1
-  "$work/moe_bench" --op "$1" --shape 8,64,32,4,2 --threads "$2" --json >"$work/result.json" && cat "$work/result.json" &&
-    python3 -c 'import json, sys
+  "$work/moe_bench" --op "$1" --shape 8,64,32,4,2 --threads "$2" --json >"$work/result.json" &&
+    cat "$work/result.json" && python3 -c 'import json, sys
 result = json.load(sys.stdin)
 assert result["op"] == sys.argv[1] and result["seconds"] > 0 and result["percent_of_limit"] > 0' "$1" \
       <"$work/result.json"

@@ -1,6 +1,6 @@
 /* test_elements: the narrow element formats over every input. All 2^32 floats to each, in both kinds of overflow and of
-   ties (scalar: in each kind once), and all codes back, on every instruction set of this CPU, with 0 differences against
-   support/element_oracle.h; tails, bounds and bad arguments.
+   ties (scalar: in each kind once), and all codes back, on every instruction set of this CPU, with 0 differences
+   against support/element_oracle.h; tails, bounds and bad arguments.
 
    The range is split over two processes. MOE_TEST_QUICK=1 takes every 257th chunk. */
 #include "support/test.h"

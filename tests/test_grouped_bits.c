@@ -121,8 +121,8 @@ static void test_streaming_bits(void **state) {
     check_y_bits(*(const moe_dtype *)*state, n, sides[n][0], sides[n][1], sizeof sizes / sizeof *sizes, sizes);
 }
 
-/* Factors and addends whose exact product and sum lies half-way between two floats, or next to that, among normal floats
-   and subnormals; or next to the least normal float, below which bf16's sums become zero. Returns how many. */
+/* Factors and addends whose exact product and sum lies half-way between two floats, or next to that, among normal
+   floats and subnormals; or next to the least normal float, below which bf16's sums become zero. Returns how many. */
 static int64_t put_close_values(float *to, float unit, int sign) {
   static const int exponents[] = {0, -12, -24, -36, -63, -75, -125, -126, -127, -149};
   const float fraction[] = {1, 1 + unit, 1 + 2 * unit, 1 - unit, 1 - unit / 2, 1.5f};

@@ -17,7 +17,7 @@ MOE_SCHEDULED_BEGIN
 #if MOE_BF16_BY_MODE
 #include "tile.inl"
 #else
-#include "plain_tile.inl"
+#include "portable_tile.inl"
 #endif
 #if MOE_TILE_ACROSS
 #include "across_tile.inl"

@@ -4,14 +4,14 @@
 enum { MOE_K(tile_parts) = 1 };
 
 /* Two k of a row, from `row` on, times the panel's columns. */
-MOE_INLINE void MOE_K(plain_pair)(const char *row, const float *panel, float *sum) {
+MOE_INLINE void MOE_K(portable_pair)(const char *row, const float *panel, float *sum) {
   const float even = moe_load_scalar(row), odd = moe_load_scalar(row + 4);
   for (int j = 0; j < MOE_PANEL; j++)
     sum[j] = moe_fma_onto_scalar(even, panel[j], moe_fma_onto_scalar(odd, panel[MOE_PANEL + j], sum[j]));
 }
 
 /* The same as the bf16 dot product does it: where no sum becomes tiny, there is nothing to flush. */
-MOE_INLINE void MOE_K(plain_pair_flush)(const char *row, const float *panel, float *sum) {
+MOE_INLINE void MOE_K(portable_pair_flush)(const char *row, const float *panel, float *sum) {
   const float even = moe_daz_scalar(moe_load_scalar(row)), odd = moe_daz_scalar(moe_load_scalar(row + 4));
   float next[MOE_PANEL];
   uint32_t tiny = 0;
@@ -25,7 +25,7 @@ MOE_INLINE void MOE_K(plain_pair_flush)(const char *row, const float *panel, flo
   memcpy(sum, next, sizeof next);
 }
 
-MOE_INLINE void MOE_K(plain_tile)(const moe_tile_ *t, int flush) {
+MOE_INLINE void MOE_K(portable_tile)(const moe_tile_ *t, int flush) {
   for (moe_tile_at_ at = moe_tile_first_(t); at.rows > 0; moe_tile_next_(t, MOE_PIECE_BYTES, &at)) {
     moe_tile_beside_(t, MOE_PIECE_BYTES, &at);
     for (int64_t i = 0; i < at.now; i++) {
@@ -35,13 +35,13 @@ MOE_INLINE void MOE_K(plain_tile)(const moe_tile_ *t, int flush) {
       for (int j = 0; j < MOE_PANEL; j++) sum[j] = !t->add ? 0.0f : flush ? moe_daz_scalar(c[j]) : c[j];
       for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 8, panel += 2 * MOE_PANEL) {
         if (i == 0) moe_tile_fetch_(&at, 8, MOE_PIECE_BYTES);
-        if (flush) MOE_K(plain_pair_flush)(row, panel, sum);
-        else MOE_K(plain_pair)(row, panel, sum);
+        if (flush) MOE_K(portable_pair_flush)(row, panel, sum);
+        else MOE_K(portable_pair)(row, panel, sum);
       }
       memcpy(c, sum, sizeof sum);
     }
   }
 }
 
-MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(plain_tile)(t, 0); }
-MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(plain_tile)(t, 1); }
+MOE_FN void MOE_K(tile_f32)(const moe_tile_ *t) { MOE_K(portable_tile)(t, 0); }
+MOE_FN void MOE_K(tile_flush)(const moe_tile_ *t) { MOE_K(portable_tile)(t, 1); }
