@@ -38,7 +38,8 @@ typedef struct moe_operands_ {
   moe_product_ product;
   const moe_left_ *left;
   const moe_right_ *right;     /* at most moe_panels_at_once_ */
-  float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows) */
+  float *c;                    /* panel p's products [left.rows][64] at p * MOE_PRODUCTS_FLOATS_(left.rows), if they
+                                  stay */
   char *piece;                 /* moe_packing_bytes_, unless both operands are as the tile takes them */
   const moe_ahead_ *next;      /* what will be read after this product, or NULL */
   const moe_results_ *results; /* or NULL: the products stay in c */

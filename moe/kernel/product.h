@@ -46,11 +46,23 @@ MOE_FN int64_t moe_panels_at_once_(int64_t floats, int64_t rows) {
   return moe_min_(MOE_PANELS_MOST, floats / MOE_PRODUCTS_FLOATS_(rows));
 }
 
-/* Panel p's products leave, if they do: from the cache they are still in. */
-MOE_FN void moe_leave_panel_(const moe_operands_ *m, int64_t p) {
-  if (!m->results || !m->results->leave) return;
+MOE_FN int moe_leaves_(const moe_operands_ *m) { return m->results && m->results->leave; }
+
+/* Panel p's products. */
+MOE_FN float *moe_products_at_(const moe_operands_ *m, int64_t p) {
+  return m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows);
+}
+
+/* Where they are formed: of whole k, where each panel's leave before the next, in one place, which stays in cache. */
+MOE_FN float *moe_piece_products_(const moe_operands_ *m, const moe_piece_at_ *piece, int64_t p) {
+  return moe_products_at_(m, moe_leaves_(m) && piece->n == m->right->k ? 0 : p);
+}
+
+/* Panel p's products c leave, if they do: from the cache they are still in. */
+MOE_FN void moe_leave_panel_(const moe_operands_ *m, int64_t p, float *c) {
+  if (!moe_leaves_(m)) return;
   const moe_fpenv_ saved = moe_fpenv_enter_();
-  m->results->leave(m->results->arg, p, m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows));
+  m->results->leave(m->results->arg, p, c);
   moe_fpenv_leave_(saved);
 }
 
@@ -59,8 +71,7 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
   const moe_left_ *left = m->left;
   const moe_panel_kind_ kind = m->kernels->panel[m->product];
   const moe_tile_fn_ usual = left->across ? m->kernels->across_tile[kind] : m->kernels->tile[m->product];
-  const int64_t room = MOE_PRODUCTS_FLOATS_(left->rows);
-  float *c = m->c + p * room;
+  float *c = moe_piece_products_(m, piece, p);
   moe_tile_ tile;
   tile.k = piece->n;
   tile.add = piece->from > 0;
@@ -78,10 +89,11 @@ MOE_FN void moe_multiply_panel_(const moe_operands_ *m, moe_piece_at_ *piece, in
     else multiply = moe_turn_tile_(m, piece, p, i, &tile, multiply);
     const int last = tile.rows >= rest;
     tile.soon = last ? piece->gathered : tile.row + tile.rows * piece->pitch;
-    tile.soon_c = last ? m->c + moe_panel_after_(m, piece, p, 1).p * room : tile.c + tile.rows * MOE_PANEL;
+    tile.soon_c = last ? moe_piece_products_(m, piece, moe_panel_after_(m, piece, p, 1).p)
+                       : tile.c + tile.rows * MOE_PANEL;
     multiply(&tile);
   }
-  if (piece->more == 0 && !to.base) moe_leave_panel_(m, p);
+  if (piece->more == 0 && !to.base) moe_leave_panel_(m, p, c);
   moe_packing_move_(piece->packing, piece->turns * piece->n / MOE_TURN_TILES_);
 }
 
@@ -99,7 +111,7 @@ MOE_FN void moe_stream_unpacking_(const moe_operands_ *m) {
     s.x_stride = row;
     s.rows = left->rows;
     s.k = m->right->k;
-    s.c = m->c + p * MOE_PRODUCTS_FLOATS_(left->rows);
+    s.c = moe_products_at_(m, p);
     one.stream(&one, m->kernels, &s);
   }
 }
@@ -137,7 +149,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
     s.n = right.n;
     s.ahead = moe_max_(8, MOE_STREAM_AHEAD_ / run) * right.stride;
     s.c_stride = MOE_PRODUCTS_FLOATS_(left->rows);
-    s.c = m->c + p * s.c_stride;
+    s.c = moe_products_at_(m, p);
     moe_stream_with_(m, &s);
   }
 }
@@ -146,7 +158,7 @@ MOE_FN void moe_stream_piece_(const moe_operands_ *m, const moe_piece_at_ *piece
 MOE_FN void moe_clear_products_(const moe_operands_ *m) {
   const int64_t rows = moe_even_(m->left->rows);
   for (int64_t p = 0; p < moe_right_panels_(m->right); p++)
-    memset(m->c + p * MOE_PRODUCTS_FLOATS_(m->left->rows), 0, (size_t)(rows * MOE_PANEL) * sizeof *m->c);
+    memset(moe_products_at_(m, p), 0, (size_t)(rows * MOE_PANEL) * sizeof *m->c);
 }
 
 /* What is fetched while k elements from `from` on of the columns before column j stream: those of the next columns or,
@@ -173,7 +185,7 @@ MOE_FN void moe_stream_some_columns_(const moe_operands_ *m, int64_t j, int64_t 
   s.n = moe_min_(MOE_COLUMNS, right->n - j);
   s.dtype = right->dtype;
   s.rows = left->rows;
-  s.c = m->c + j / MOE_PANEL * MOE_PRODUCTS_FLOATS_(left->rows) + j % MOE_PANEL;
+  s.c = moe_products_at_(m, j / MOE_PANEL) + j % MOE_PANEL;
   s.fetch = &fetch;
   for (const int64_t end = from + k; from < end; from += s.k) {
     const moe_piece_at_ piece = moe_piece_begin_(m, m->kernels->panel[m->product], from);
@@ -257,7 +269,8 @@ MOE_FN void moe_multiply_(const moe_operands_ *m) {
 #endif
   if (streams) moe_multiply_streaming_(m, way);
   else moe_multiply_panels_(m);
-  for (int64_t p = 0; p < moe_right_panels_(m->right) && (streams || m->right->k == 0); p++) moe_leave_panel_(m, p);
+  for (int64_t p = 0; p < moe_right_panels_(m->right) && (streams || m->right->k == 0); p++)
+    moe_leave_panel_(m, p, moe_products_at_(m, p));
 #if MOE_X86
   if (by_mode) moe_flush_off_();
 #endif

@@ -139,18 +139,6 @@ MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t
   return moe_ahead_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
 }
 
-/* A panel of them from its products; the product has fetched them. */
-MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
-                                   int64_t n, float *c) {
-  const moe_kernels *kernels = &stage->group->kernels;
-  const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
-  char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
-  if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
-  kernels->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
-  for (int64_t i = 0; i < rows && n0 == 0 && stage->blank && !stage->accumulate; i++)
-    memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
-}
-
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
 MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
@@ -159,15 +147,33 @@ MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
   return can && fits;
 }
 
-/* Whether they then leave past the caches: those of an array that none would keep. */
-MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
-  return moe_weight_grad_in_tile_(stage) &&
-         stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
-}
-
 /* Whether its rows are whole lines. */
 MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
   return (uintptr_t)stage->output % 64 == 0 && stage->n * moe_dtype_bytes_(stage->dtype) % 64 == 0;
+}
+
+/* Whether dW leaves past the caches, as an array does that none would keep: within the tile, or by whole lines. */
+MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
+  const int can = !stage->accumulate && !stage->blank;
+  const int fits = moe_weight_grad_in_tile_(stage) || moe_weight_grad_whole_(stage);
+  return can && fits && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
+}
+
+/* A panel of them from its products; the product has fetched them, unless they are whole lines that leave past the
+   caches. */
+MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
+                                   int64_t n, float *c) {
+  const moe_kernels *kernels = &stage->group->kernels;
+  const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
+  char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
+  if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
+  if (moe_weight_grad_past_(stage) && moe_weight_grad_whole_(stage)) {
+    moe_leave_past_(kernels, stage->dtype, dst, stride, c, rows, n);
+    return;
+  }
+  kernels->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
+  for (int64_t i = 0; i < rows && n0 == 0 && stage->blank && !stage->accumulate; i++)
+    memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
 
 /* Products on their way to dW. */
