@@ -139,10 +139,13 @@ MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t
   return moe_ahead_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
 }
 
+/* Whether dW is the products, and nothing else. */
+MOE_FN int moe_weight_grad_alone_(const moe_weight_grad_ *stage) { return !stage->accumulate && !stage->blank; }
+
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
 MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
-  const int can = stage->group->kernels.across_tile[stage->group->panel] && !stage->accumulate && !stage->blank;
+  const int can = stage->group->kernels.across_tile[stage->group->panel] && moe_weight_grad_alone_(stage);
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
   return can && fits;
 }
@@ -154,9 +157,8 @@ MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
 
 /* Whether dW leaves past the caches, as an array does that none would keep: within the tile, or by whole lines. */
 MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
-  const int can = !stage->accumulate && !stage->blank;
-  const int fits = moe_weight_grad_in_tile_(stage) || moe_weight_grad_whole_(stage);
-  return can && fits && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
+  const int can = moe_weight_grad_in_tile_(stage) || (moe_weight_grad_alone_(stage) && moe_weight_grad_whole_(stage));
+  return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
 }
 
 /* A panel of them from its products; the product has fetched them, unless they are whole lines that leave past the
