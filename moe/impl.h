@@ -60,7 +60,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
 #define MOE_TILE_VECTORS 2
-#define MOE_TILE_PAIRS 2
+#define MOE_TILE_PAIRS 4
 #define MOE_TILE_ACROSS 0
 #define MOE_PIECE_BYTES 1024
 #define MOE_ROWS_SHORT 96

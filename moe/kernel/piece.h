@@ -131,10 +131,9 @@ MOE_FN moe_panel_at_ moe_panel_after_(const moe_operands_ *m, const moe_piece_at
 /* Whether the rows are gathered beside the first panel. */
 MOE_FN int moe_gathers_(const moe_left_ *left) { return !left->held && !left->gather; }
 
-/* Spreads memory ahead over tiles of k elements; one with its columns side by side fetches for every pair of them. */
+/* Spreads memory ahead over tiles of k elements, each of which has room for as many fetches as there are pairs. */
 MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
-  const int full = m->kernels->tile_parts == 1;
-  moe_ahead_pace_(ahead, tiles, moe_max_(1, full ? k / 2 : k), full);
+  moe_ahead_pace_(ahead, tiles, moe_max_(1, k / 2), m->kernels->tile_parts == 1);
 }
 
 /* The tile that gathers k elements of the next rows, or NULL. */
