@@ -57,8 +57,26 @@ static double bench_rate(bench_machine *m, int tasks, moe_task task, void *arg, 
   return best;
 }
 
+/* Units per second that are kept up for about so many seconds, `units` of them in each thread's task. */
+static double bench_sustained(bench_machine *m, moe_task task, void *arg, double units, double seconds) {
+  const double start = bench_now();
+  double done = 0;
+  do {
+    pool_run(&m->threads, m->threads.threads, task, arg);
+    done += units * m->threads.threads;
+  } while (bench_now() - start < seconds);
+  return done / (bench_now() - start);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- arithmetic
    Inline assembly keeps the accumulators in registers. */
+
+/* A loop of nothing but what the peak counts. */
+typedef struct bench_loop {
+  void (*spin)(int64_t turns); /* NULL: there is none */
+  double flops;                /* of a turn */
+  int64_t turns;
+} bench_loop;
 
 #if defined(__x86_64__)
 #define BENCH_12(X) X("0") X("1") X("2") X("3") X("4") X("5") X("6") X("7") X("8") X("9") X("10") X("11")
@@ -81,23 +99,39 @@ static void bench_spin_ymm(int64_t n) { BENCH_LOOP(BENCH_CLEAR, BENCH_12(BENCH_Y
 static void bench_spin_zmm(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_ZMM), "vzeroupper"); }
 static void bench_spin_dot(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_DOT), "vzeroupper"); }
 
-typedef struct bench_spin {
-  void (*spin)(int64_t turns);
-  int64_t turns;
-} bench_spin;
-
-static void bench_spin_task(void *arg, int64_t index) {
-  const bench_spin *spin = (const bench_spin *)arg;
-  (void)index;
-  spin->spin(spin->turns);
+static bench_loop bench_loop_of(int dot) {
+  static const bench_loop none = {NULL, 0, 0}, xmm = {bench_spin_xmm, 12 * 8, 500000},
+                          ymm = {bench_spin_ymm, 12 * 16, 500000}, zmm = {bench_spin_zmm, 24 * 32, 500000},
+                          pairs = {bench_spin_dot, 24 * 64, 500000};
+  const moe_isa isa = moe_isa_active();
+  if (dot) return isa >= MOE_ISA_AVX512BF16 ? pairs : none;
+  return isa == MOE_ISA_SCALAR ? xmm : isa == MOE_ISA_AVX2 ? ymm : zmm;
 }
-
-/* `flops` a turn; the best of `runs`. */
-static double bench_peak(bench_machine *m, int tasks, void (*spin)(int64_t), double flops, int runs) {
-  bench_spin arg = {spin, 500000};
-  return bench_rate(m, tasks, bench_spin_task, &arg, flops * (double)arg.turns, runs) * 1e-9;
+#else
+static bench_loop bench_loop_of(int dot) {
+  const bench_loop none = {NULL, 0, 0};
+  return (void)dot, none;
 }
 #endif
+
+static void bench_loop_task(void *arg, int64_t index) {
+  const bench_loop *loop = (const bench_loop *)arg;
+  (void)index;
+  loop->spin(loop->turns);
+}
+
+/* GFLOP/s of FMAs or dot products: the best of `runs`, and for about `seconds` without a break, which leaves in what
+   others take of the cores. 0 where there are none. */
+static double bench_peak(bench_machine *m, int tasks, int dot, int runs) {
+  bench_loop loop = bench_loop_of(dot);
+  if (!loop.spin) return 0;
+  return bench_rate(m, tasks, bench_loop_task, &loop, loop.flops * (double)loop.turns, runs) * 1e-9;
+}
+static double bench_peak_kept_up(bench_machine *m, int dot, double seconds) {
+  bench_loop loop = bench_loop_of(dot);
+  if (!loop.spin) return 0;
+  return bench_sustained(m, bench_loop_task, &loop, loop.flops * (double)loop.turns, seconds) * 1e-9;
+}
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
@@ -193,15 +227,8 @@ static void bench_machine_stop(bench_machine *m) {
 }
 
 static void bench_measure_arithmetic(bench_machine *m, int tasks, int runs, bench_limits *limits) {
-#if defined(__x86_64__)
-  const moe_isa isa = moe_isa_active();
-  if (isa == MOE_ISA_SCALAR) limits->fma = bench_peak(m, tasks, bench_spin_xmm, 12 * 8, runs);
-  if (isa == MOE_ISA_AVX2) limits->fma = bench_peak(m, tasks, bench_spin_ymm, 12 * 16, runs);
-  if (isa >= MOE_ISA_AVX512) limits->fma = bench_peak(m, tasks, bench_spin_zmm, 24 * 32, runs);
-  if (isa >= MOE_ISA_AVX512BF16) limits->dot = bench_peak(m, tasks, bench_spin_dot, 24 * 64, runs);
-#else
-  (void)m, (void)tasks, (void)runs, (void)limits;
-#endif
+  limits->fma = bench_peak(m, tasks, 0, runs);
+  limits->dot = bench_peak(m, tasks, 1, runs);
 }
 
 /* The best that was seen. */

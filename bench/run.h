@@ -22,7 +22,8 @@ typedef struct bench_result {
   double flops, bytes;
   double limit;     /* seconds, the median */
   double share;     /* of the limit that was reached, the median */
-  double tile;      /* share of the peak that the product tile kept up in cache right after, the median, or 0 */
+  double tile, loop; /* share of the peak that the product tile kept up in cache right after, and the peak's own loop:
+                        medians, or 0 */
   double workspace; /* share of the tensors' bytes */
   double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured; */
   double converted;  /*   share of it that was reached; medians */
@@ -37,8 +38,12 @@ static int bench_compare(const void *a, const void *b) {
 }
 
 /* The roofline: at best the arithmetic or the memory is busy all the time. */
+static int bench_peak_is_dot(const bench_setting *set, const bench_op *op, bench_limits l) {
+  return op->dot && set->dtype->dtype == MOE_DTYPE_BF16 && l.dot > l.fma;
+}
+
 static double bench_peak_flops(const bench_setting *set, const bench_op *op, bench_limits l) {
-  return op->dot && set->dtype->dtype == MOE_DTYPE_BF16 && l.dot > l.fma ? l.dot : l.fma;
+  return bench_peak_is_dot(set, op, l) ? l.dot : l.fma;
 }
 
 static double bench_limit_seconds(const bench_setting *set, const bench_result *r, bench_limits l) {
@@ -47,11 +52,15 @@ static double bench_limit_seconds(const bench_setting *set, const bench_result *
   return by_flops > by_bytes ? by_flops : by_bytes;
 }
 
-/* What the tile reaches of the peak that `limit` seconds stand for; 0 where memory is the limit. */
-static double bench_tile_share(bench_setting *set, const bench_result *r, double limit, double seconds) {
-  const double peak = bench_peak_flops(set, r->op, set->limits);
-  if (peak <= 0 || r->flops / peak < r->bytes / set->limits.read) return 0;
-  return bench_tile_rate(&set->machine, set->dtype->dtype, seconds) * 1e9 * limit / r->flops;
+/* What the tile keeps up of the peak that `limit` seconds stand for, and what nothing but the peak's instructions do; 0
+   where memory is the limit. */
+static void bench_kept_up(bench_setting *set, const bench_result *r, double limit, double seconds, double *tile,
+                          double *loop) {
+  const double peak = bench_peak_flops(set, r->op, set->limits), share = 1e9 * limit / r->flops;
+  *tile = *loop = 0;
+  if (peak <= 0 || r->flops / peak < r->bytes / set->limits.read) return;
+  *tile = bench_tile_rate(&set->machine, set->dtype->dtype, seconds) * share;
+  *loop = bench_peak_kept_up(&set->machine, bench_peak_is_dot(set, r->op, set->limits), seconds) * share;
 }
 
 static double bench_median(double *x, int n) {
@@ -107,9 +116,11 @@ static double bench_converter_rate(bench_setting *set, bench_converter *c) {
    of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted.
 
    A machine's speed drifts, by a fifth and more where its cores are shared: every run is held against what the machine
-   could do right before and after it. What the product tile makes of the peak in cache is told beside it. */
+   could do right before and after it. What the product tile makes of the peak in cache is told beside it, and what a
+   loop of nothing else does: the limit is the best of short readings, and others take time in between. */
 static void bench_time(bench_setting *set, const bench_layer *layer, bench_converter *converter, bench_result *result) {
-  double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], tile[BENCH_RUNS_MAX], total = 0;
+  double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], total = 0;
+  double tile[BENCH_RUNS_MAX], loop[BENCH_RUNS_MAX];
   double conversion[BENCH_RUNS_MAX], converted[BENCH_RUNS_MAX];
   int runs = 0;
   bench_limits after = {0};
@@ -125,7 +136,7 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_conve
     seconds[runs] = taken, total += taken;
     limit[runs] = 0.5 * (bench_limit_seconds(set, result, before) + bench_limit_seconds(set, result, after));
     share[runs] = limit[runs] / taken;
-    tile[runs] = bench_tile_share(set, result, limit[runs], 0.25 * fmin(taken, BENCH_SECONDS));
+    bench_kept_up(set, result, limit[runs], 0.25 * fmin(taken, BENCH_SECONDS), tile + runs, loop + runs);
     conversion[runs] = 0.5 * (conversion_before + bench_converter_rate(set, converter));
     converted[runs] = conversion[runs] > 0 ? result->bytes / conversion[runs] / taken : 0;
     runs++;
@@ -133,7 +144,7 @@ static void bench_time(bench_setting *set, const bench_layer *layer, bench_conve
   }
   result->seconds = bench_median(seconds, runs), result->low = seconds[0], result->high = seconds[runs - 1];
   result->limit = bench_median(limit, runs), result->share = bench_median(share, runs);
-  result->tile = bench_median(tile, runs);
+  result->tile = bench_median(tile, runs), result->loop = bench_median(loop, runs);
   result->conversion = bench_median(conversion, runs), result->converted = bench_median(converted, runs);
 }
 
@@ -165,6 +176,7 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
       "\"seconds\": %.6g, \"gflops\": %.4g, \"gbytes\": %.4g, \"limit_seconds\": %.6g, \"percent_of_limit\": %.4g",
       r->seconds, r->flops / r->seconds * 1e-9, r->bytes / r->seconds * 1e-9, r->limit, bench_percent(r));
   if (r->tile > 0) printf(", \"tile_percent\": %.4g", 100 * r->tile);
+  if (r->loop > 0) printf(", \"loop_percent\": %.4g", 100 * r->loop);
   if (r->conversion > 0)
     printf(", \"conversion_gbytes\": %.4g, \"percent_of_conversion\": %.4g", r->conversion * 1e-9, 100 * r->converted);
   printf("}\n");
@@ -177,7 +189,9 @@ static void bench_print_line(const bench_setting *set, const bench_result *r) {
          r->seconds * 1e3, r->low * 1e3, r->high * 1e3);
   if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
-  if (r->tile > 0) printf(" (the tile in cache: %.1f %%)", 100 * r->tile);
+  if (r->tile > 0) printf(" (the tile in cache: %.1f %%", 100 * r->tile);
+  if (r->loop > 0) printf(", the peak's own loop: %.1f %%", 100 * r->loop);
+  if (r->tile > 0) printf(")");
   if (r->conversion > 0)
     printf(", %.1f %% of what converting in cache allows (%.1f GB/s)", 100 * r->converted, r->conversion * 1e-9);
   if (r->workspace > 0) printf(", workspace %.1f %% of the tensors", 100 * r->workspace);

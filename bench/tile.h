@@ -33,17 +33,11 @@ static void bench_tile_task(void *arg, int64_t index) {
 static double bench_tile_rate(bench_machine *m, moe_dtype dtype, double seconds) {
   const moe_kernels kernels = moe_kernels_();
   bench_tile tile = {.multiply = kernels.tile[dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32]};
-  const double flops = 2.0 * TILE_RUN * MOE_PANEL * TILE_K * TILE_TURNS * m->threads.threads;
-  const double start = bench_now();
-  double done = 0;
+  const double flops = 2.0 * TILE_RUN * MOE_PANEL * TILE_K * TILE_TURNS;
   tile.tile.rows = TILE_RUN;
   tile.tile.k = TILE_K;
   tile.tile.add = 1;
-  do {
-    pool_run(&m->threads, m->threads.threads, bench_tile_task, &tile);
-    done += flops;
-  } while (bench_now() - start < seconds);
-  return done / (bench_now() - start) * 1e-9;
+  return bench_sustained(m, bench_tile_task, &tile, flops, seconds) * 1e-9;
 }
 
 #endif

@@ -60,7 +60,6 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
 #define MOE_TILE_VECTORS 2
-#define MOE_TILE_PAIRS 4
 #define MOE_TILE_ACROSS 0
 #define MOE_PIECE_BYTES 1024
 #define MOE_ROWS_SHORT 96
@@ -80,7 +79,6 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
 #define MOE_TILE_VECTORS 4
-#define MOE_TILE_PAIRS 1
 #define MOE_TILE_ACROSS 1
 #define MOE_PIECE_BYTES 512
 #define MOE_ROWS_SHORT 0

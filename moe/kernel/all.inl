@@ -2,10 +2,10 @@
    MOE_TILE_ACROSS (1: the tile is as wide as a panel, and multiplies panels by panels), MOE_PIECE_BYTES,
    MOE_ROWS_SHORT, MOE_AHEAD_BYTES, MOE_MATH, MOE_ROWS_HALVES and MOE_ROWS_FLOATS (rows at most that plain weights
    stream past) and MOE_BF16_BY_MODE. Where that is 1 vectors are of more than one element, and there are
-   MOE_TILE_VECTORS, MOE_TILE_PAIRS, MOE_ROWS_CODES (the same of codes) and MOE_STREAM_TALL (rows of columns side by
-   side of one row; 0: two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float. What
-   loses speed when it is compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and streams),
-   and what gains by it is scheduled (the tiles, bf16's halves). */
+   MOE_TILE_VECTORS, MOE_ROWS_CODES (the same of codes) and MOE_STREAM_TALL (rows of columns side by side of one row; 0:
+   two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float. What loses speed when it is
+   compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and streams), and what gains by it is
+   scheduled (the tiles, bf16's halves). */
 
 #include "math.inl"
 MOE_QUICK_WIDE_BEGIN

@@ -2,7 +2,6 @@
 #undef MOE_ISA
 #undef MOE_VOCABULARY
 #undef MOE_TILE_VECTORS
-#undef MOE_TILE_PAIRS
 #undef MOE_TILE_ACROSS
 #undef MOE_PIECE_BYTES
 #undef MOE_ROWS_SHORT
