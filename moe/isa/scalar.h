@@ -77,8 +77,8 @@ MOE_INLINE float moe_mul_scalar(float a, float b) {
 }
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
 MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
-/* Where that is no instruction: the sum in double, rounded to float, is rounded once unless it lies half-way between two
-   floats. Its bits show whether it does, but for subnormal floats. */
+/* Where that is no instruction: the sum in double, rounded to float, is rounded once unless it lies half-way between
+   two floats. Its bits show whether it does, but for subnormal floats. */
 MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) {
 #if defined(__FMA__) || !MOE_X86
   return moe_fma_scalar(a, b, c);

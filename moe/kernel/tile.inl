@@ -1,8 +1,8 @@
 /* The f32 product tile: MOE_TILE_ROWS x MOE_TILE_VECTORS accumulators stay in registers. The instruction set sets
-   MOE_TILE_VECTORS (vectors side by side) to fit its register file, the panel's 64 columns being walked in parts of that
-   width. It sets MOE_PIECE_BYTES (bytes of a row that are multiplied at a time), MOE_ROWS_SHORT (half of them up to so
-   many rows) and MOE_AHEAD_BYTES (of weights that are fetched before they are wanted) so that the panel's part stays in
-   cache and the sums do not move too often. */
+   MOE_TILE_VECTORS (vectors side by side) to fit its register file, the panel's 64 columns being walked in parts of
+   that width. It sets MOE_PIECE_BYTES (bytes of a row that are multiplied at a time), MOE_ROWS_SHORT (half of them up
+   to so many rows) and MOE_AHEAD_BYTES (of weights that are fetched before they are wanted) so that the panel's part
+   stays in cache and the sums do not move too often. */
 
 /* The sums of `rows` rows, from products or zero and back. */
 MOE_INLINE void MOE_K(tile_begin)(int rows, const float *c, int add, MOE_V(f) (*acc)[MOE_TILE_VECTORS]) {
@@ -24,9 +24,9 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 
 /* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
    from memory, an equal share beside each part, while there is any: their fewer products leave less room. The sums that
-   the next part begins with are fetched as this one begins. A turn takes as many pairs of k as there are parts, so that
-   every tile has one for every pair; and where a neighbour shares the core, the instructions around a turn's products
-   cost as much as those (measured). */
+   the next part begins with are fetched as this one begins. A turn takes as many pairs of k as there are parts: a
+   tile then has as many turns as pairs, and few instructions beside its products, which count where a neighbour shares
+   the core (measured). */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(moe_tile_at_ *at, int64_t col) {
   const int64_t next = col + MOE_TILE_VECTORS * MOE_W;
