@@ -71,12 +71,12 @@ static double bench_sustained(bench_machine *m, moe_task task, void *arg, double
 /* ---------------------------------------------------------------------------------------------------------- arithmetic
    Inline assembly keeps the accumulators in registers. */
 
-/* A loop of nothing but what the peak counts. */
+/* A loop of nothing but what the peak counts, and how often a task goes round it. */
 typedef struct bench_loop {
   void (*spin)(int64_t turns); /* NULL: there is none */
   double flops;                /* of a turn */
-  int64_t turns;
 } bench_loop;
+enum { BENCH_TURNS = 500000 };
 
 #if defined(__x86_64__)
 #define BENCH_12(X) X("0") X("1") X("2") X("3") X("4") X("5") X("6") X("7") X("8") X("9") X("10") X("11")
@@ -100,16 +100,15 @@ static void bench_spin_zmm(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH,
 static void bench_spin_dot(int64_t n) { BENCH_LOOP(BENCH_CLEAR BENCH_CLEAR_HIGH, BENCH_24(BENCH_DOT), "vzeroupper"); }
 
 static bench_loop bench_loop_of(int dot) {
-  static const bench_loop none = {NULL, 0, 0}, xmm = {bench_spin_xmm, 12 * 8, 500000},
-                          ymm = {bench_spin_ymm, 12 * 16, 500000}, zmm = {bench_spin_zmm, 24 * 32, 500000},
-                          pairs = {bench_spin_dot, 24 * 64, 500000};
+  static const bench_loop none = {NULL, 0}, xmm = {bench_spin_xmm, 12 * 8}, ymm = {bench_spin_ymm, 12 * 16},
+                          zmm = {bench_spin_zmm, 24 * 32}, pairs = {bench_spin_dot, 24 * 64};
   const moe_isa isa = moe_isa_active();
   if (dot) return isa >= MOE_ISA_AVX512BF16 ? pairs : none;
   return isa == MOE_ISA_SCALAR ? xmm : isa == MOE_ISA_AVX2 ? ymm : zmm;
 }
 #else
 static bench_loop bench_loop_of(int dot) {
-  const bench_loop none = {NULL, 0, 0};
+  const bench_loop none = {NULL, 0};
   return (void)dot, none;
 }
 #endif
@@ -117,7 +116,7 @@ static bench_loop bench_loop_of(int dot) {
 static void bench_loop_task(void *arg, int64_t index) {
   const bench_loop *loop = (const bench_loop *)arg;
   (void)index;
-  loop->spin(loop->turns);
+  loop->spin(BENCH_TURNS);
 }
 
 /* GFLOP/s of FMAs or dot products: the best of `runs`, and for about `seconds` without a break, which leaves in what
@@ -125,12 +124,12 @@ static void bench_loop_task(void *arg, int64_t index) {
 static double bench_peak(bench_machine *m, int tasks, int dot, int runs) {
   bench_loop loop = bench_loop_of(dot);
   if (!loop.spin) return 0;
-  return bench_rate(m, tasks, bench_loop_task, &loop, loop.flops * (double)loop.turns, runs) * 1e-9;
+  return bench_rate(m, tasks, bench_loop_task, &loop, loop.flops * BENCH_TURNS, runs) * 1e-9;
 }
 static double bench_peak_kept_up(bench_machine *m, int dot, double seconds) {
   bench_loop loop = bench_loop_of(dot);
   if (!loop.spin) return 0;
-  return bench_sustained(m, bench_loop_task, &loop, loop.flops * (double)loop.turns, seconds) * 1e-9;
+  return bench_sustained(m, bench_loop_task, &loop, loop.flops * BENCH_TURNS, seconds) * 1e-9;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- memory */

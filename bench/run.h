@@ -23,7 +23,7 @@ typedef struct bench_result {
   double limit;     /* seconds, the median */
   double share;     /* of the limit that was reached, the median */
   double tile, loop; /* share of the peak that the product tile kept up in cache right after, and the peak's own loop:
-                        medians, or 0 */
+                        medians; both 0 where memory is the limit */
   double workspace; /* share of the tensors' bytes */
   double conversion; /* bytes per second at which quantised weights become operands in cache, or 0: not measured; */
   double converted;  /*   share of it that was reached; medians */
@@ -37,7 +37,6 @@ static int bench_compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* The roofline: at best the arithmetic or the memory is busy all the time. */
 static int bench_peak_is_dot(const bench_setting *set, const bench_op *op, bench_limits l) {
   return op->dot && set->dtype->dtype == MOE_DTYPE_BF16 && l.dot > l.fma;
 }
@@ -46,14 +45,15 @@ static double bench_peak_flops(const bench_setting *set, const bench_op *op, ben
   return bench_peak_is_dot(set, op, l) ? l.dot : l.fma;
 }
 
+/* The roofline: at best the arithmetic or the memory is busy all the time. */
 static double bench_limit_seconds(const bench_setting *set, const bench_result *r, bench_limits l) {
   const double peak = bench_peak_flops(set, r->op, l), read = l.read;
   const double by_flops = peak > 0 ? r->flops / peak * 1e-9 : 0, by_bytes = read > 0 ? r->bytes / read * 1e-9 : 0;
   return by_flops > by_bytes ? by_flops : by_bytes;
 }
 
-/* What the tile keeps up of the peak that `limit` seconds stand for, and what nothing but the peak's instructions do; 0
-   where memory is the limit. */
+/* What the tile keeps up of the peak that `limit` seconds stand for, and what the peak's own loop does; 0 where memory
+   is the limit. */
 static void bench_kept_up(bench_setting *set, const bench_result *r, double limit, double seconds, double *tile,
                           double *loop) {
   const double peak = bench_peak_flops(set, r->op, set->limits), share = 1e9 * limit / r->flops;
@@ -116,8 +116,8 @@ static double bench_converter_rate(bench_setting *set, bench_converter *c) {
    of a model. So every run finds empty caches, unless --warm asks otherwise. The first run is not counted.
 
    A machine's speed drifts, by a fifth and more where its cores are shared: every run is held against what the machine
-   could do right before and after it. What the product tile makes of the peak in cache is told beside it, and what a
-   loop of nothing else does: the limit is the best of short readings, and others take time in between. */
+   could do right before and after it. What the product tile makes of the peak in cache is told beside it, and what
+   the peak's own loop does: the limit is the best of short readings, and others take time in between. */
 static void bench_time(bench_setting *set, const bench_layer *layer, bench_converter *converter, bench_result *result) {
   double seconds[BENCH_RUNS_MAX], limit[BENCH_RUNS_MAX], share[BENCH_RUNS_MAX], total = 0;
   double tile[BENCH_RUNS_MAX], loop[BENCH_RUNS_MAX];
@@ -175,8 +175,7 @@ static void bench_print_json(const bench_setting *set, const bench_result *r) {
   printf(
       "\"seconds\": %.6g, \"gflops\": %.4g, \"gbytes\": %.4g, \"limit_seconds\": %.6g, \"percent_of_limit\": %.4g",
       r->seconds, r->flops / r->seconds * 1e-9, r->bytes / r->seconds * 1e-9, r->limit, bench_percent(r));
-  if (r->tile > 0) printf(", \"tile_percent\": %.4g", 100 * r->tile);
-  if (r->loop > 0) printf(", \"loop_percent\": %.4g", 100 * r->loop);
+  if (r->tile > 0) printf(", \"tile_percent\": %.4g, \"loop_percent\": %.4g", 100 * r->tile, 100 * r->loop);
   if (r->conversion > 0)
     printf(", \"conversion_gbytes\": %.4g, \"percent_of_conversion\": %.4g", r->conversion * 1e-9, 100 * r->converted);
   printf("}\n");
@@ -189,9 +188,8 @@ static void bench_print_line(const bench_setting *set, const bench_result *r) {
          r->seconds * 1e3, r->low * 1e3, r->high * 1e3);
   if (r->flops > 0) printf("%.1f GFLOP/s, ", r->flops / r->seconds * 1e-9);
   printf("%.1f GB/s, %.1f %% of the limit", r->bytes / r->seconds * 1e-9, bench_percent(r));
-  if (r->tile > 0) printf(" (the tile in cache: %.1f %%", 100 * r->tile);
-  if (r->loop > 0) printf(", the peak's own loop: %.1f %%", 100 * r->loop);
-  if (r->tile > 0) printf(")");
+  if (r->tile > 0)
+    printf(" (the tile in cache: %.1f %%, the peak's own loop: %.1f %%)", 100 * r->tile, 100 * r->loop);
   if (r->conversion > 0)
     printf(", %.1f %% of what converting in cache allows (%.1f GB/s)", 100 * r->converted, r->conversion * 1e-9);
   if (r->workspace > 0) printf(", workspace %.1f %% of the tensors", 100 * r->workspace);

@@ -1,5 +1,6 @@
-/* test_mx_beforehand: moe_blockwise_layer.mx against the library's own calls without it, on operands that the oracle
-   rounded beforehand; to the bit. */
+/* test_mx_beforehand: moe_blockwise_layer.mx against the library's own calls: without it, on operands that the oracle
+   rounded beforehand or with nothing to round; with the checkpoint that it recomputes; from quantised weights. To the
+   bit. */
 #include "support/test.h"
 
 #include "support/mx_cases.h"

@@ -131,7 +131,7 @@ MOE_FN moe_panel_at_ moe_panel_after_(const moe_operands_ *m, const moe_piece_at
 /* Whether the rows are gathered beside the first panel. */
 MOE_FN int moe_gathers_(const moe_left_ *left) { return !left->held && !left->gather; }
 
-/* Spreads memory ahead over tiles of k elements, each of which has room for as many fetches as there are pairs. */
+/* Spreads memory ahead over tiles of k elements, each of which has room for a fetch for every pair of them. */
 MOE_FN void moe_piece_pace_(const moe_operands_ *m, moe_ahead_ *ahead, int64_t tiles, int64_t k) {
   moe_ahead_pace_(ahead, tiles, moe_max_(1, k / 2), m->kernels->tile_parts == 1);
 }

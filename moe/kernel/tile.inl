@@ -24,9 +24,9 @@ MOE_INLINE void MOE_K(tile_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_TILE_VEC
 
 /* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
    from memory, an equal share beside each part, while there is any: their fewer products leave less room. The sums that
-   the next part begins with are fetched as this one begins. A turn takes as many pairs of k as there are parts: a
-   tile then has as many turns as pairs, and few instructions beside its products, which count where a neighbour shares
-   the core (measured). */
+   the next part begins with are fetched as this one begins. A turn of six or four rows, which are most, takes as
+   many pairs of k as there are parts: a tile then has as many turns as pairs, and few instructions beside its products,
+   which count where a neighbour shares the core (measured). Other rows take a pair, and have turns to spare. */
 enum { MOE_K(tile_parts) = MOE_PANEL / (MOE_TILE_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(tile_fetch_share)(moe_tile_at_ *at, int64_t col) {
   const int64_t next = col + MOE_TILE_VECTORS * MOE_W;

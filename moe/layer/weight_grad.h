@@ -161,15 +161,19 @@ MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
   return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
 }
 
-/* A panel of them from its products; the product has fetched them, unless they are whole lines that leave past the
-   caches. */
+/* Whether it then does so by whole lines, none of which is read before. */
+MOE_FN int moe_weight_grad_unread_(const moe_weight_grad_ *stage) {
+  return moe_weight_grad_past_(stage) && moe_weight_grad_whole_(stage);
+}
+
+/* A panel of them from its products; the product has fetched what is read. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
                                    int64_t n, float *c) {
   const moe_kernels *kernels = &stage->group->kernels;
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
   char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
   if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
-  if (moe_weight_grad_past_(stage) && moe_weight_grad_whole_(stage)) {
+  if (moe_weight_grad_unread_(stage)) {
     moe_leave_past_(kernels, stage->dtype, dst, stride, c, rows, n);
     return;
   }
@@ -194,16 +198,15 @@ MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
                                   int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
                                   const moe_ahead_ *next) {
-  const int past = moe_weight_grad_past_(stage), whole = moe_weight_grad_whole_(stage);
+  const int past = moe_weight_grad_past_(stage), unread = moe_weight_grad_unread_(stage);
   MOE_LINE_ALIGNED char carry[MOE_PANEL * 64];
-  const int64_t unread = past && whole ? rows : 0;
-  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0 + unread, rows - unread, n0, panels, past);
+  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : rows, n0, panels, past);
   moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
   moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
   results.into = &into;
   if (moe_weight_grad_in_tile_(stage))
     results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0), stage->n * moe_dtype_bytes_(stage->dtype),
-                              stage->dtype, past, past && !whole ? carry : NULL, 0, 0};
+                              stage->dtype, past, past && !unread ? carry : NULL, 0, 0};
   moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
   moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
 }
