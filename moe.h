@@ -858,17 +858,15 @@ typedef struct moe_grouped_gemm_args {
   size_t workspace_bytes;
 } moe_grouped_gemm_args;
 
-#define MOE_DECLARE_GROUPED_(name, type, NAME)                                                                \
-  moe_status moe_grouped_gemm_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                    \
-  moe_status moe_grouped_gemm_dx_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                 \
-  moe_status moe_grouped_gemm_dw_##name(moe_context *ctx, const moe_grouped_gemm_args *args);                 \
-  moe_status moe_grouped_gemm_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args,    \
-                                                      size_t *bytes);                                         \
-  moe_status moe_grouped_gemm_dx_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
-                                                         size_t *bytes);                                      \
-  moe_status moe_grouped_gemm_dw_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
-                                                         size_t *bytes);
-MOE_DTYPE_LIST(MOE_DECLARE_GROUPED_)
+#define MOE_DECLARE_GROUPED_(function)                                      \
+  moe_status function(moe_context *ctx, const moe_grouped_gemm_args *args); \
+  moe_status function##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
+#define MOE_DECLARE_GROUPED_OF_(name, type, NAME)  \
+  MOE_DECLARE_GROUPED_(moe_grouped_gemm_##name)    \
+  MOE_DECLARE_GROUPED_(moe_grouped_gemm_dx_##name) \
+  MOE_DECLARE_GROUPED_(moe_grouped_gemm_dw_##name)
+MOE_DTYPE_LIST(MOE_DECLARE_GROUPED_OF_)
+#undef MOE_DECLARE_GROUPED_OF_
 #undef MOE_DECLARE_GROUPED_
 
 /* ------------------------------------------------------------------------------------------------------- prepacking */

@@ -16,17 +16,10 @@ typedef struct bench_dtype {
 } bench_dtype;
 
 static const bench_dtype bench_dtypes[] = {
-#define BENCH_ROW(name, type, NAME)              \
-  {#name,                                        \
-   MOE_DTYPE_##NAME,                             \
-   moe_blockwise_mm_fwd_##name,                  \
-   moe_blockwise_mm_fwd_##name##_workspace_size, \
-   moe_blockwise_mm_bwd_##name,                  \
-   moe_blockwise_mm_bwd_##name##_workspace_size, \
-   moe_router_topk_##name,                       \
-   moe_pack_weights_##name,                      \
-   moe_pack_weights_##name##_size,               \
-   moe_grouped_gemm_##name},
+#define BENCH_ROW(name, type, NAME)                                                                    \
+  {#name, MOE_DTYPE_##NAME, moe_blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_##name##_workspace_size, \
+   moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_##name##_workspace_size, moe_router_topk_##name,  \
+   moe_pack_weights_##name, moe_pack_weights_##name##_size, moe_grouped_gemm_##name},
     MOE_DTYPE_LIST(BENCH_ROW)
 #undef BENCH_ROW
 };

@@ -281,19 +281,22 @@ MOE_INLINE void moe_storen_fp16_scalar(void *p, float x, int64_t n) {
   if (n > 0) moe_store_fp16_scalar(p, x);
 }
 
-#define MOE_SCALAR_PAIR_(name, type, NAME)                                                            \
-  MOE_INLINE uint32_t moe_load2_##name##_scalar(const void *p, float *even, float *odd) {             \
-    *even = moe_load_##name##_scalar(p);                                                              \
-    *odd = moe_load_##name##_scalar((const type *)p + 1);                                             \
-    return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));            \
-  }                                                                                                   \
-  MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {        \
-    moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));             \
-    moe_store_##name##_scalar((type *)p + 1,                                                          \
-                              moe_castf_scalar(moe_casti_scalar(odd) | (signs & 0x80000000u)));       \
+#define MOE_SCALAR_LOAD2_(name, type, NAME)                                                \
+  MOE_INLINE uint32_t moe_load2_##name##_scalar(const void *p, float *even, float *odd) {  \
+    *even = moe_load_##name##_scalar(p);                                                   \
+    *odd = moe_load_##name##_scalar((const type *)p + 1);                                  \
+    return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd)); \
   }
-MOE_DTYPE_LIST(MOE_SCALAR_PAIR_)
-#undef MOE_SCALAR_PAIR_
+MOE_DTYPE_LIST(MOE_SCALAR_LOAD2_)
+#undef MOE_SCALAR_LOAD2_
+
+#define MOE_SCALAR_STORE2_(name, type, NAME)                                                                   \
+  MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {                 \
+    moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));                      \
+    moe_store_##name##_scalar((type *)p + 1, moe_castf_scalar(moe_casti_scalar(odd) | (signs & 0x80000000u))); \
+  }
+MOE_DTYPE_LIST(MOE_SCALAR_STORE2_)
+#undef MOE_SCALAR_STORE2_
 
 MOE_INLINE uint32_t moe_largest2x16_scalar(uint32_t v[1]) { return v[0]; }
 MOE_INLINE void moe_load_columns_scalar(const void *p, int64_t stride, uint32_t v[1]) {

@@ -4,21 +4,17 @@
 
 MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
 #define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
-  {bits,                                                                          \
-   fraction,                                                                      \
-   bias,                                                                          \
-   max,                                                                           \
-   infinity,                                                                      \
-   nan,                                                                           \
-   1u << fraction,                                                                \
-   max + 1,                                                                       \
-   infinity ? infinity + 1 : max + 1,                                             \
-   23 - fraction,                                                                 \
-   (uint32_t)(127 - bias) << 23,                                                  \
-   (uint32_t)(127 + 1 - bias - fraction + 23) << 23},
-  static const moe_element_format_ format[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
+  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},
+  static const moe_element_format_ formats[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
 #undef MOE_ELEMENT_FORMAT_
-  return format[element];
+  moe_element_format_ f = formats[element]; /* and what follows */
+  f.first_normal = 1u << f.fraction;
+  f.first_infinity = f.max + 1;
+  f.first_nan = (f.infinity ? f.infinity : f.max) + 1;
+  f.shift = 23 - f.fraction;
+  f.rebias = (uint32_t)(127 - f.bias) << 23;
+  f.magic = (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23;
+  return f;
 }
 
 /* Of the kernels for codes of 4 and of 8 bits. */
