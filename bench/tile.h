@@ -1,5 +1,6 @@
-/* The library's product tile by itself, its operands in the first-level cache: what is lost there no layer can win
-   back, and a neighbour on the same core takes more of it than of a loop without loads. */
+/* The library's product tile by itself, its operands in the core's own caches: what is lost there layers win back a
+   little of, at most, by longer rows; and a neighbour on the same core takes more of it than of a loop without
+   loads. */
 #ifndef MOE_BENCH_TILE_H
 #define MOE_BENCH_TILE_H
 
