@@ -48,7 +48,7 @@
         accumulate onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients
         sum, over an expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two
         rows in affinity gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise
-        (lanes 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
+        (workers 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
         operand is a*dg, a*du, rounded once.
      5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
         (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00; e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and takes code 0).
@@ -73,8 +73,8 @@
        with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
        and T*H*s for each of x and dY that is quantised;
      and a few KiB for each expert, block and chunk of 512 tokens or more.
-     What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored past the caches if it has
-     MOE_PAST_LEAST bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
+     What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored by non-temporal stores if it has
+     MOE_NT_MIN_BYTES bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
      gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from a third as much on, what the backward
      keeps for its own products. */
 #ifndef MOE_H
@@ -331,7 +331,7 @@ moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_a
 /* How a microscaled weight W is stored: codes of 4 bits (e2m1) or 8 (fp8), and one E8M0 scale byte per 32 of them along
    the contraction axis K. Converting moves bits and computes nothing: there and back gives the same bytes.
      E experts; parts = 2 for gate and up, 1 for down; columns per part (I, or H for down); K = H, or I for down.
-     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, lane 0 in its least significant bits: uint16_t of
+     G = ceil(K/32), p_K = min(K,512)/4. A word holds 4 codes, worker 0 in its least significant bits: uint16_t of
      nibbles, uint32_t of fp8.
                       codes                                    scales
      PLAIN            [E,parts,columns,K], or [..,ceil(K/2)]   [E,parts,columns,G]
@@ -347,7 +347,7 @@ moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_a
 
    Conversions keep positions along K: position n has scale n/32 in every layout. Which element of the weight is meant:
      all others       n
-     NKI_STRIDED_X4   gate and up: q*(K/4) + t*128 + p, where n = 512t + 4p + q: lane q of word (p,t)
+     NKI_STRIDED_X4   gate and up: q*(K/4) + t*128 + p, where n = 512t + 4p + q: worker q of word (p,t)
                       down, R = min(512, K-512t): 512t + q*(R/4) + p
      NKI_WRAPX_WHOLE  as down
      NKI_WRAPX        as down, but a last tile of 384 is a tile of 256 and one of 128

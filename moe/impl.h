@@ -22,33 +22,33 @@ MOE_EXACT_BEGIN
 #include "base/check.h"
 #include "base/fpenv.h"
 #include "base/workspace.h"
-#include "base/ahead.h"
-#include "base/context.h"
+#include "gemm/prefetch.h"
+#include "base/workers.h"
 
-#include "kernel/names.h"
-#include "kernel/rows.h"
-#include "kernel/tile.h"
-#include "kernel/table.h"
-#include "kernel/walk.h"
+#include "simd/names.h"
+#include "gemm/matrix.h"
+#include "gemm/ukernel.h"
+#include "table.h"
+#include "quant/prefetch_codes.h"
 
 /* --- one region per instruction set --- */
 
 #if MOE_X86 /* where it only stands in for what a processor lacks */
 MOE_QUICK_BEGIN
 #endif
-#include "isa/scalar.h"
+#include "simd/scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
-#define MOE_TILE_ACROSS 0
-#define MOE_PIECE_BYTES 512
-#define MOE_ROWS_SHORT 0
-#define MOE_ROWS_HALVES 0
-#define MOE_ROWS_FLOATS 0
-#define MOE_AHEAD_BYTES (32 << 10)
+#define MOE_PACKED_A 0
+#define MOE_KC_BYTES 512
+#define MOE_KC_SHORT_ROWS 0
+#define MOE_SMALL_M_16BIT 0
+#define MOE_SMALL_M_F32 0
+#define MOE_PREFETCH_BYTES (32 << 10)
 #define MOE_MATH MOE_FN
 #define MOE_BF16_BY_MODE 0
-#include "kernel/all.inl"
-#include "kernel/end.inl"
+#include "kernels.inl"
+#include "kernels_end.inl"
 #if MOE_X86
 MOE_QUICK_END
 #endif
@@ -56,87 +56,87 @@ MOE_QUICK_END
 #if MOE_X86
 
 MOE_TARGET_BEGIN("avx2,fma,f16c")
-#include "isa/avx2.h"
+#include "simd/avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_TILE_VECTORS 2
-#define MOE_TILE_ACROSS 0
-#define MOE_PIECE_BYTES 1024
-#define MOE_ROWS_SHORT 96
-#define MOE_ROWS_CODES 16
-#define MOE_ROWS_HALVES 10
-#define MOE_ROWS_FLOATS 15
-#define MOE_AHEAD_BYTES (32 << 10)
-#define MOE_STREAM_TALL 8
+#define MOE_NR_VECTORS 2
+#define MOE_PACKED_A 0
+#define MOE_KC_BYTES 1024
+#define MOE_KC_SHORT_ROWS 96
+#define MOE_SMALL_M_CODES 16
+#define MOE_SMALL_M_16BIT 10
+#define MOE_SMALL_M_F32 15
+#define MOE_PREFETCH_BYTES (32 << 10)
+#define MOE_SMALL_M_ONE_DEEP 8
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
-#include "kernel/all.inl"
-#include "kernel/end.inl"
+#include "kernels.inl"
+#include "kernels_end.inl"
 MOE_TARGET_END
 
 MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
-#include "isa/avx512.h"
+#include "simd/avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_TILE_VECTORS 4
-#define MOE_TILE_ACROSS 1
-#define MOE_PIECE_BYTES 512
-#define MOE_ROWS_SHORT 0
-#define MOE_ROWS_CODES 32
-#define MOE_ROWS_HALVES 20
-#define MOE_ROWS_FLOATS 20
-#define MOE_AHEAD_BYTES (128 << 10)
-#define MOE_STREAM_TALL 0
+#define MOE_NR_VECTORS 4
+#define MOE_PACKED_A 1
+#define MOE_KC_BYTES 512
+#define MOE_KC_SHORT_ROWS 0
+#define MOE_SMALL_M_CODES 32
+#define MOE_SMALL_M_16BIT 20
+#define MOE_SMALL_M_F32 20
+#define MOE_PREFETCH_BYTES (128 << 10)
+#define MOE_SMALL_M_ONE_DEEP 0
 #define MOE_MATH MOE_INLINE
 #define MOE_BF16_BY_MODE 1
-#include "kernel/all.inl"
-#include "kernel/end.inl"
+#include "kernels.inl"
+#include "kernels_end.inl"
 MOE_TARGET_END
 
 MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
-#include "isa/avx512bf16.h"
+#include "simd/avx512bf16.h"
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
-#define MOE_PIECE_BYTES 1024
-#define MOE_ROWS_SHORT 48
-#include "kernel/pairs.inl"
-#include "kernel/end.inl"
+#define MOE_KC_BYTES 1024
+#define MOE_KC_SHORT_ROWS 48
+#include "gemm/ukernel_bf16.inl"
+#include "kernels_end.inl"
 MOE_TARGET_END
 
 #endif
 
-#include "kernel/dispatch.h"
+#include "dispatch.h"
 
 MOE_QUICK_BEGIN
 
-#include "kernel/operands.h"
-#include "kernel/piece.h"
-#include "kernel/product.h"
+#include "gemm/operand.h"
+#include "gemm/kc_block.h"
+#include "gemm/macro_kernel.h"
 
-#include "layer/leave.h"
-#include "layer/router_select.h"
-#include "layer/router_score.h"
-#include "layer/router_linear.h"
-#include "layer/router.h"
-#include "layer/router_bwd.h"
-#include "layer/route_blocks.h"
-#include "layer/convert.h"
-#include "layer/element.h"
-#include "layer/router_loss.h"
+#include "layer/store.h"
+#include "router/select.h"
+#include "router/score.h"
+#include "router/linear.h"
+#include "router/topk.h"
+#include "router/topk_bwd.h"
+#include "router/blocks.h"
+#include "quant/convert.h"
+#include "quant/element.h"
+#include "router/loss.h"
 #include "layer/activation.h"
 MOE_ONCE_BEGIN
 #include "layer/group.h"
 #include "layer/expert_stage.h"
 MOE_ONCE_END
-#include "layer/mx_layout_map.h"
-#include "layer/mx_layout.h"
-#include "layer/nki_vector.h"
-#include "layer/mx_quantize.h"
-#include "layer/scaled_quantize.h"
-#include "layer/mx_round.h"
-#include "layer/quantized.h"
-#include "layer/quantized_activation.h"
-#include "layer/quantized_pack.h"
+#include "quant/mx_layout_map.h"
+#include "quant/mx_layout.h"
+#include "quant/nki_vector.h"
+#include "quant/mx_quantize.h"
+#include "quant/scaled_quantize.h"
+#include "quant/mx_round.h"
+#include "quant/weight.h"
+#include "quant/activation.h"
+#include "quant/weight_operand.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"

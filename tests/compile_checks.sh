@@ -56,10 +56,10 @@ symbols() {
 # right operand and of the result) is in the code. It is called with the vector registers' upper halves in use, where
 # touching a vector the old way would be slow.
 fetches() {
-  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /prefetch/ && name ~ /^moe_beside_step/ { n++ } END { print n + 0 }' \
+  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /prefetch/ && name ~ /^moe_prefetches_step/ { n++ } END { print n + 0 }' \
     "$work/implementation.s")
   [ "$found" -ge 3 ] || { echo "$found of 3 fetches" && return 1; }
-  ! awk '/^[a-z_0-9.]+:/ { name = $1 } /%xmm/ && name ~ /^moe_beside_step/' "$work/implementation.s" | grep . ||
+  ! awk '/^[a-z_0-9.]+:/ { name = $1 } /%xmm/ && name ~ /^moe_prefetches_step/' "$work/implementation.s" | grep . ||
     { echo "vectors beside the fetches" && return 1; }
 }
 
@@ -75,7 +75,7 @@ clean() {
 # Elsewhere compilers make vectors of the products.
 vectors() {
   aarch64-linux-gnu-gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/elsewhere.s" || return 1
-  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /fmla.*\.4s/ && name ~ /^moe_tile_/ { print name }' "$work/elsewhere.s")
+  found=$(awk '/^[a-z_0-9.]+:/ { name = $1 } /fmla.*\.4s/ && name ~ /^moe_ukernel_/ { print name }' "$work/elsewhere.s")
   [ "$(echo "$found" | sort -u | wc -l)" -eq 2 ] || { echo "vectors in: $found" && return 1; }
 }
 

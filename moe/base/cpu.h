@@ -56,7 +56,7 @@ MOE_FN void moe_cpu_pause_(void) {
 #endif
 }
 
-/* What was stored past the caches is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
+/* What was stored by non-temporal stores is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
    in use, and the caller's SSE code crawls ever after. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {
 #if MOE_X86

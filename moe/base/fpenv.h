@@ -1,4 +1,4 @@
-/* The floating-point environment: every lane works in round-to-nearest with gradual underflow and gives the caller's
+/* The floating-point environment: every worker works in round-to-nearest with gradual underflow and gives the caller's
    modes back. moe_flush_* is the mode in which plain fused multiply-adds behave as a bf16 dot product does (numeric
    contract 1). */
 #ifndef MOE_BASE_FPENV_H
@@ -17,7 +17,7 @@ MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) {
   moe_fpenv_set_(0x1f80u);
   return saved;
 }
-MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) {
+MOE_INLINE void moe_fpenv_restore_(moe_fpenv_ saved) {
   moe_fpenv_set_(saved | (moe_fpenv_get_() & 0x3fu));
 } /* flags stay raised */
 MOE_INLINE void moe_flush_on_(void) { moe_fpenv_set_(0x9fc0u); }
@@ -30,11 +30,11 @@ MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) {
   __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
   return saved;
 }
-MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) { __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory"); }
+MOE_INLINE void moe_fpenv_restore_(moe_fpenv_ saved) { __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory"); }
 #else
 typedef int moe_fpenv_;
 MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) { return 0; }
-MOE_INLINE void moe_fpenv_leave_(moe_fpenv_ saved) { (void)saved; }
+MOE_INLINE void moe_fpenv_restore_(moe_fpenv_ saved) { (void)saved; }
 #endif
 
 #endif

@@ -64,7 +64,7 @@
                           "no-schedule-insns2", MOE_OPTIMIZE_LESS_))                                \
   MOE_PRAGMA(GCC target(features))
 #define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
-/* Within such a region: tiles and 16-bit lanes take 2 to 4 % longer where gcc does not schedule instructions, streams
+/* Within such a region: tiles and 16-bit workers take 2 to 4 % longer where gcc does not schedule instructions, streams
    4 % longer where it does (measured with AVX2). */
 #define MOE_SCHEDULED_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("schedule-insns2"))
 #define MOE_SCHEDULED_END   MOE_PRAGMA(GCC pop_options)

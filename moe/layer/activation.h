@@ -26,7 +26,7 @@ moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float
   glu.alpha = moe_resolve_alpha_(activation, alpha);
   const moe_fpenv_ saved = moe_fpenv_enter_();
   kernels.activate(&glu, x, y, dy, n);
-  moe_fpenv_leave_(saved);
+  moe_fpenv_restore_(saved);
   return moe_succeed_(ctx);
 }
 

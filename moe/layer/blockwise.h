@@ -13,7 +13,7 @@ typedef struct moe_blockwise_ {
   moe_glu_ glu;
   moe_plan_ plan;
   moe_mx_round_ round_activations, round_weights, round_gradients;
-  moe_rounded_ rounded_gate_up, rounded_down, rounded_down_across, rounded_gate_up_across; /* see weights.h */
+  moe_rounded_ rounded_gate_up, rounded_down, rounded_down_transposed, rounded_gate_up_transposed; /* see weights.h */
   const char *hidden; /* hidden_states as the forward's products take them */
 } moe_blockwise_;
 
@@ -181,7 +181,7 @@ MOE_ONCE_END
 MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n,
                                        float *buffer) {
   if (!tensor) return NULL;
-  memset(buffer, 0, MOE_PANEL * sizeof *buffer);
+  memset(buffer, 0, MOE_NR * sizeof *buffer);
   moe_load_row_(&call->group.kernels, call->dtype, buffer, (const char *)tensor + from * call->size, n);
   return buffer;
 }

@@ -6,14 +6,14 @@ typedef struct moe_backward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_bwd_args *args;
   moe_dtype weight_grad_dtype;
-  void *recomputed; /* [N,2,I,B] when the caller has no checkpoint */
+  void *recomputed;                      /* [N,2,I,B] when the caller has no checkpoint */
   const char *x, *output_grad;           /* as given or decoded */
   char *decoded_x, *decoded_output_grad; /* decoded, or NULL */
   char *rounded_x, *rounded_output_grad; /* rounded to MX, or NULL */
   char *am;                              /* of so many rows of a panel: see moe_down_grad_next_ */
   int64_t am_rows;
-  char *pre, *scaled, *rounded;          /* rounded: pre to MX, or NULL */
-  float *dot;                            /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+  char *pre, *scaled, *rounded; /* rounded: pre to MX, or NULL */
+  float *dot;                   /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -82,7 +82,7 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t lanes) {
+MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t workers) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t rows = moe_plan_most_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
@@ -91,8 +91,8 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
   const int recompute = !backward->args->gate_up_proj_act_checkpoint_T;
   backward->recomputed = recompute ? moe_take_(arena, checkpoint) : NULL;
-  backward->am_rows = moe_down_grad_am_rows_(call, rows, lanes);
-  backward->am = (char *)moe_take_(arena, moe_mul3_(backward->am_rows, MOE_PANEL, call->inner_size));
+  backward->am_rows = moe_down_grad_am_rows_(call, rows, workers);
+  backward->am = (char *)moe_take_(arena, moe_mul3_(backward->am_rows, MOE_NR, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
@@ -101,12 +101,12 @@ MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int
   backward->rounded_output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
   backward->rounded_x = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
   backward->dot =
-      (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_PANEL), 4));
-  const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, lanes), l->T);
-  const moe_lane_needs_ needs = {
-      rows, longest, MOE_PANELS_LEAST, moe_down_grad_sums_(call), floats,
-      moe_weight_grad_bytes_(&call->group, rows, longest)};
-  moe_lanes_layout_(&call->group, arena, lanes, &needs);
+      (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_NR), 4));
+  const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, workers), l->T);
+  const moe_scratch_needs_ needs = {rows,          longest,
+                                    MOE_NC_PANELS, moe_down_grad_sums_(call),
+                                    floats,        moe_weight_grad_bytes_(&call->group, rows, longest)};
+  moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
 /* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
@@ -124,8 +124,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
 
 MOE_ONCE_END
 
-MOE_FN moe_right_ moe_backward_right_(const moe_combine_ *stage, int64_t expert) {
-  return moe_weights_gate_up_across_(stage->call, expert);
+MOE_FN moe_b_ moe_backward_b_(const moe_combine_ *stage, int64_t expert) {
+  return moe_weights_gate_up_transposed_(stage->call, expert);
 }
 
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
@@ -135,12 +135,12 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   const moe_blockwise_layer *l = &call->layer;
   const moe_kernels *kernels = &call->group.kernels;
   const int pre_scaled = moe_pre_scaled_(&l->config);
-  const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL);
+  const int64_t panels = moe_ceil_div_(l->H, MOE_NR);
   for (int64_t i = 0; i < summands->rows && pre_scaled; i++) {
     const int64_t row = summands->row[i], at = call->plan.token[row] * l->H + h0;
-    float x[MOE_PANEL];
+    float x[MOE_NR];
     moe_load_row_(kernels, call->dtype, x, backward->x + at * call->size, n);
-    backward->dot[row * panels + h0 / MOE_PANEL] = kernels->dot(c + i * MOE_PANEL, x, n);
+    backward->dot[row * panels + h0 / MOE_NR] = kernels->dot(c + i * MOE_NR, x, n);
   }
   kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
@@ -166,8 +166,8 @@ MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward,
   stage.y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
   stage.y_dtype = call->dtype;
   stage.m = l->I;
-  stage.m_from = from->am.panel * MOE_PANEL;
-  stage.m_to = moe_min_(l->I, stage.m_from + from->am.panels * MOE_PANEL);
+  stage.m_from = from->am.panel * MOE_NR;
+  stage.m_to = moe_min_(l->I, stage.m_from + from->am.panels * MOE_NR);
   stage.n = l->H;
   stage.output = (char *)backward->args->down_proj_weight_grad;
   stage.dtype = backward->weight_grad_dtype;
@@ -199,7 +199,7 @@ MOE_FN moe_down_grad_ moe_backward_down_(moe_context *ctx, moe_backward_ *backwa
   down_grad.rounded = backward->rounded;
   /* Before they are read again, weights pass through the caches as well. */
   const int64_t row = call->layer.I * call->inner_size;
-  down_grad.past = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_PAST_LEAST / 3;
+  down_grad.nt = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_NT_MIN_BYTES / 3;
   down_grad.dot = backward->dot;
   down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   down_grad.bias_dtype = backward->weight_grad_dtype;
@@ -222,10 +222,10 @@ MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
   const moe_blockwise_layer *l = &call->layer;
   moe_combine_ stage = {0};
   stage.call = call;
-  stage.left = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage.a = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage.from = call->glu.skip_gate ? l->I : 0;
   stage.k = 2 * l->I - stage.from;
-  stage.right = moe_backward_right_;
+  stage.b = moe_backward_b_;
   stage.add = moe_backward_add_;
   stage.output = (char *)backward->args->hidden_states_grad;
   stage.stride = l->H * call->size;
@@ -261,7 +261,7 @@ MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
   stage.call = call;
   stage.output_grad = backward->output_grad;
   stage.dot = post || pre ? backward->dot : NULL;
-  stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_PANEL);
+  stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_NR);
   if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
     stage.down_checkpoint = (const char *)args->down_proj_act_checkpoint;
   stage.bias_term = post && call->layer.down_proj_bias != NULL;
@@ -279,9 +279,8 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
-  backward->output_grad =
-      moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
-                         backward->args->output_hidden_states_grad, backward->decoded_output_grad);
+  backward->output_grad = moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
+                                             backward->args->output_hidden_states_grad, backward->decoded_output_grad);
   const moe_down_grad_ down_grad = moe_backward_down_(ctx, backward);
   moe_combine_ hidden = moe_backward_hidden_(backward);
   moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward),
@@ -292,10 +291,10 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small, NULL};
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
-       moe_combine_ahead_},
+       moe_combine_reads_},
       moe_weight_grad_work_(&gate_up),
       moe_weight_grad_work_(&down),
-      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_PANEL) : 0, moe_down_bias_grad_item_, &small, NULL},
+      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, &small, NULL},
       affinity,
   };
   moe_run_(ctx, work, pre ? 4 : 5);
@@ -318,11 +317,11 @@ MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd
   moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
   moe_weights_resolve_(&backward.call);
   backward.call.layer.packed_gate_up_weight = backward.call.layer.packed_down_weight = NULL;
-  moe_backward_layout_(&backward, &sized, moe_lanes_(ctx));
+  moe_backward_layout_(&backward, &sized, moe_workers_(ctx));
   MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_backward_layout_(&backward, &arena, moe_lanes_(ctx));
+  moe_backward_layout_(&backward, &arena, moe_workers_(ctx));
   moe_backward_run_(ctx, &backward);
   moe_close_workspace_(ctx, &workspace);
   return moe_succeed_(ctx);

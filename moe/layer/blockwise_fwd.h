@@ -5,11 +5,11 @@
 typedef struct moe_forward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_fwd_args *args;
-  char *m;       /* [rows,I] */
-  char *decoded; /* x decoded, or NULL */
-  char *rounded; /* x rounded to MX, or NULL */
-  float *down;   /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
-  atomic_int *done;   /* [E] how many of an expert's items of gate and up are, where lanes flow into down; else NULL */
+  char *m;          /* [rows,I] */
+  char *decoded;    /* x decoded, or NULL */
+  char *rounded;    /* x rounded to MX, or NULL */
+  float *down;      /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
+  atomic_int *done; /* [E] how many of an expert's items of gate and up are, where workers flow into down; else NULL */
   int64_t done_whole; /*   of so many */
 } moe_forward_;
 
@@ -133,7 +133,7 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
    Blocks are mostly padding then: there is memory for it where they hold so many slots per expert. */
 enum { MOE_ROWS_APART_ = 16, MOE_SLOTS_APART_ = 256 };
 
-MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t lanes) {
+MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t workers) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
@@ -144,23 +144,23 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
   forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
-  const moe_lane_needs_ needs = {rows, moe_layer_longest_(l), MOE_PANELS_LEAST, 0, moe_combine_floats_(call, lanes), 0};
-  moe_lanes_layout_(&call->group, arena, lanes, &needs);
+  const moe_scratch_needs_ needs = {rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers),
+                                    0};
+  moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
 MOE_ONCE_END
 
 /* The down projection by itself. */
-MOE_FN moe_right_ moe_forward_down_right_(const void *arg, int64_t expert) {
+MOE_FN moe_b_ moe_forward_down_b_(const void *arg, int64_t expert) {
   return moe_weights_down_(&((const moe_forward_ *)arg)->call, expert);
 }
 
-MOE_FN void moe_forward_down_leave_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_products_ *p) {
   const moe_forward_ *forward = (const moe_forward_ *)arg;
   const int64_t H = forward->call.layer.H;
   for (int64_t i = 0; i < p->rows; i++)
-    memcpy(forward->down + (p->first + i) * H + p->panel * MOE_PANEL, p->c + i * MOE_PANEL,
-           (size_t)p->n * sizeof(float));
+    memcpy(forward->down + (p->first + i) * H + p->panel * MOE_NR, p->c + i * MOE_NR, (size_t)p->n * sizeof(float));
 }
 
 /* Until all of an expert's m is there. */
@@ -175,18 +175,18 @@ MOE_FN moe_expert_stage_ moe_forward_down_stage_(moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
   moe_expert_stage_ stage = {0};
   stage.group = &call->group;
-  stage.left = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
-  stage.left_dtype = call->inner_dtype;
-  stage.right = moe_forward_down_right_;
-  stage.leave = moe_forward_down_leave_;
+  stage.a = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
+  stage.a_dtype = call->inner_dtype;
+  stage.b = moe_forward_down_b_;
+  stage.store_panel = moe_forward_down_epilogue_;
   stage.begin = forward->done ? moe_forward_down_wait_ : NULL;
   stage.arg = forward;
   moe_expert_stage_start_(&stage, call->down.panels, call->layer.I);
   return stage;
 }
 
-MOE_FN moe_right_ moe_forward_right_(const moe_combine_ *stage, int64_t expert) {
-  return moe_forward_down_right_(stage->user, expert);
+MOE_FN moe_b_ moe_forward_b_(const moe_combine_ *stage, int64_t expert) {
+  return moe_forward_down_b_(stage->user, expert);
 }
 
 MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
@@ -196,20 +196,20 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *sum
   const moe_blockwise_layer *l = &call->layer;
   const moe_kernels *kernels = &call->group.kernels;
   const int on_i = l->config.affinity_mode == MOE_AFFINITY_ON_I;
-  float buffer[MOE_PANEL];
+  float buffer[MOE_NR];
   const float *bias = moe_load_optional_(call, l->down_proj_bias, summands->expert * l->H + h0, n, buffer);
   for (int64_t i = 0; i < summands->rows && moe_weight_scaled_after_(l->quantized_down_weight); i++)
-    moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_PANEL);
+    moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_NR);
   if (bias && (on_i || forward->args->down_activations)) {
     for (int64_t i = 0; i < summands->rows; i++)
-      kernels->add_scaled(c + i * MOE_PANEL, bias, on_i ? summands->affinity[i] : 1.0f, n);
+      kernels->add_scaled(c + i * MOE_NR, bias, on_i ? summands->affinity[i] : 1.0f, n);
     bias = NULL;
   }
   for (int64_t i = 0; i < summands->rows && forward->args->down_activations; i++)
     moe_store_row_(kernels, call->checkpoint_dtype,
                    (char *)forward->args->down_activations +
                        (call->plan.slot[summands->row[i]] * l->H + h0) * call->checkpoint_size,
-                   c + i * MOE_PANEL, n);
+                   c + i * MOE_NR, n);
   kernels->add_rows(sum, summands->token, c, bias,
                     l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows, n);
 }
@@ -245,15 +245,15 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   moe_run_(ctx, &work, 1);
 }
 
-/* Lanes flow from gate and up into a down projection apart, which waits for its own expert's m alone: none is idle
+/* Workers flow from gate and up into a down projection apart, which waits for its own expert's m alone: none is idle
    while another ends. So where all before an item is under way and so many experts are at work that to wait is rare. */
 MOE_FN int moe_forward_flows_(const moe_context *ctx, const moe_forward_ *forward) {
   const moe_group_ *group = &forward->call.group;
   return forward->down && moe_in_order_(ctx) && !moe_forward_rounds_m_(&forward->call) &&
-         moe_group_used_(group) >= 2 * group->lanes;
+         moe_group_used_(group) >= 2 * group->workers;
 }
 
-/* Experts' gate and up are not shared out for the lanes to end together, then. */
+/* Experts' gate and up are not shared out for the workers to end together, then. */
 MOE_FN void moe_forward_flow_(moe_forward_ *forward, moe_split_ *split) {
   split->last = forward->call.layer.E;
   forward->done_whole = moe_ceil_div_(split->panels, split->per_item);
@@ -270,8 +270,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
-  call->hidden =
-      moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
+  call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
   if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
   if (!moe_forward_flows_(ctx, forward)) forward->done = NULL;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T, forward->done};
@@ -287,15 +286,15 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_combine_ down = {0};
   down.call = call;
   down.products = forward->down;
-  down.left = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
+  down.a = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
   down.k = l->I;
-  down.right = moe_forward_right_;
+  down.b = moe_forward_b_;
   down.add = moe_forward_add_;
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;
   down.accumulate = args->accumulate_output;
   down.user = forward;
-  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_ahead_};
+  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);
   moe_forward_blank_rows_(forward);
 }
@@ -314,11 +313,11 @@ MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_
   forward.args = args;
   moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
   moe_weights_resolve_(&forward.call);
-  moe_forward_layout_(&forward, &sized, moe_lanes_(ctx));
+  moe_forward_layout_(&forward, &sized, moe_workers_(ctx));
   MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_forward_layout_(&forward, &arena, moe_lanes_(ctx));
+  moe_forward_layout_(&forward, &arena, moe_workers_(ctx));
   moe_forward_run_(ctx, &forward);
   moe_close_workspace_(ctx, &workspace);
   return moe_succeed_(ctx);

@@ -12,15 +12,15 @@ MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int6
 MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
   const int32_t *slot = call->plan.slot;
   int64_t n = 1;
-  while (n < MOE_PANEL && row + n < end && slot[row + n] == slot[row] + n && slot[row + n] % call->layer.B != 0) n++;
+  while (n < MOE_NR && row + n < end && slot[row + n] == slot[row] + n && slot[row + n] % call->layer.B != 0) n++;
   return n;
 }
 
 /* Columns [i0, i0+n) of rows [row, row+rows), one run, from x, whose rows are 64 apart. */
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
                                   int64_t i0, int64_t n, const float *x) {
-  float columns[MOE_PANEL * MOE_PANEL];
-  call->group.kernels.transpose_tile(columns, MOE_SQUARE_, x, MOE_SQUARE_, rows, n);
+  float columns[MOE_NR * MOE_NR];
+  call->group.kernels.transpose_tile(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
   call->group.kernels.store_rows[call->checkpoint_dtype](
       (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
@@ -29,34 +29,34 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
 /* Whole vectors are turned where they lie. */
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t up, int64_t i0, int64_t n, float *x) {
-  float columns[MOE_PANEL * MOE_PANEL];
+  float columns[MOE_NR * MOE_NR];
   const moe_kernels *kernels = &call->group.kernels;
   const moe_rows_ saved = {(const char *)checkpoint +
                                moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
-  const int whole = n == MOE_PANEL && rows % (MOE_PANEL / 2) == 0;
+  const int whole = n == MOE_NR && rows % (MOE_NR / 2) == 0;
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
-    kernels->transpose_tile(x, MOE_SQUARE_, saved.base, saved.stride, n, rows);
-  } else if (whole && kernels->turn_halves[call->checkpoint_dtype]) {
-    kernels->turn_halves[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
+    kernels->transpose_tile(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
+  } else if (whole && kernels->transpose_u16[call->checkpoint_dtype]) {
+    kernels->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
   } else {
-    kernels->load_rows[call->checkpoint_dtype](columns, MOE_PANEL, &saved, n, rows);
-    kernels->transpose_tile(x, MOE_SQUARE_, columns, MOE_SQUARE_, n, rows);
+    kernels->load_rows[call->checkpoint_dtype](columns, MOE_NR, &saved, n, rows);
+    kernels->transpose_tile(x, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, n, rows);
   }
 }
 
 /* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of
    whole blocks, as far as they follow each other, or of the rest of one. */
-MOE_FN moe_ahead_ moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
-                                        int64_t i0, int64_t n) {
+MOE_FN moe_prefetch_ moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row,
+                                           int64_t rows, int64_t i0, int64_t n) {
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
   const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, skip, i0) * size;
-  moe_ahead_ ahead = moe_ahead_rows_(at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
-                                     moe_min_(rows, B - slot % B) * size);
-  ahead.parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
-  return ahead;
+  moe_prefetch_ prefetch = moe_prefetch_rows_(at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
+                                              moe_min_(rows, B - slot % B) * size);
+  prefetch.parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
+  return prefetch;
 }
 
 typedef struct moe_blank_ {
@@ -65,12 +65,12 @@ typedef struct moe_blank_ {
 } moe_blank_;
 
 /* Work item: block b's slots that are no rows become zero. */
-MOE_FN void moe_blank_item_(void *arg, int64_t b, moe_turn_ *turn) {
+MOE_FN void moe_blank_item_(void *arg, int64_t b, moe_worker_ *worker) {
   const moe_blank_ *blank = (const moe_blank_ *)arg;
   const moe_blockwise_ *call = blank->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->checkpoint_size;
-  (void)turn;
+  (void)worker;
   for (int64_t r = 0, end; r < l->B; r = end) {
     const uint8_t *used = call->plan.used + b * l->B;
     for (end = r + 1; end < l->B && used[end] == used[r];) end++;

@@ -1,4 +1,4 @@
-/* Stage: sums over a token's experts. For every chunk of tokens and panel of hidden columns one lane walks the chunk's
+/* Stage: sums over a token's experts. For every chunk of tokens and panel of hidden columns one worker walks the chunk's
    rows in block order, multiplies them with their expert's panel and adds into the chunk's outputs; nobody else touches
    these, so the order of every sum is fixed. Serves the forward's down projection and the backward's gradient of the
    hidden states. */
@@ -9,17 +9,17 @@
 typedef struct moe_summands_ {
   int64_t expert, rows;
   const int32_t *row;
-  int32_t token[MOE_ROWS_MAX]; /* of the chunk: whose sum */
-  float affinity[MOE_ROWS_MAX];
+  int32_t token[MOE_MC]; /* of the chunk: whose sum */
+  float affinity[MOE_MC];
 } moe_summands_;
 
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
   float *products; /* [rows,H], already multiplied, or NULL: left times right */
-  moe_rows_ left;  /* [rows,...] inner type */
+  moe_rows_ a;     /* [rows,...] inner type */
   int64_t from;    /* first element of a left row that takes part */
   int64_t k;       /* how many do */
-  moe_right_ (*right)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
+  moe_b_ (*b)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
   /* Adds the summands' products c, 64 apart, to their sums; may change c. h0, n: which columns. */
   void (*add)(const struct moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
               float *sum);
@@ -29,42 +29,42 @@ typedef struct moe_combine_ {
   void *user; /* what add needs besides */
 } moe_combine_;
 
-/* Outputs that a lane sums up at a time, those of a chunk of tokens and of some panels, and products of as many panels,
+/* Outputs that a worker sums up at a time, those of a chunk of tokens and of some panels, and products of as many panels,
    at most: the more panels, the less often rows are gathered. Fewer for binary32 products, beside which that takes
    little time. */
 enum { MOE_COMBINE_PAIRS_ = 3 << 18, MOE_COMBINE_F32_ = 5 << 16 };
 
-MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_PANEL); }
+MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_NR); }
 
 /* Floats of a panel's sums and products: few tokens seldom have more rows of an expert. */
 MOE_FN int64_t moe_combine_panel_(const moe_blockwise_ *call) {
   const int64_t tokens = call->plan.chunk_rows;
-  return tokens * MOE_PANEL + MOE_PRODUCTS_FLOATS_(moe_min_(tokens, MOE_ROWS_MAX));
+  return tokens * MOE_NR + MOE_C_FLOATS_(moe_min_(tokens, MOE_MC));
 }
 
-/* Into how many items a chunk's panels divide: as many for every lane, if it can be. */
-MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t lanes) {
+/* Into how many items a chunk's panels divide: as many for every worker, if it can be. */
+MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t workers) {
   const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_F32_ : MOE_COMBINE_PAIRS_;
   const int64_t fit = moe_max_(1, floats / moe_combine_panel_(call));
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
-  int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(lanes, chunks, panels, fit));
-  while (parts < panels && chunks * parts % lanes != 0) parts++;
+  int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(workers, chunks, panels, fit));
+  while (parts < panels && chunks * parts % workers != 0) parts++;
   return parts;
 }
 
 /* The panels of an item, at most; floats of their sums; and of these and products of as many panels. */
-MOE_FN int64_t moe_combine_most_(const moe_blockwise_ *call, int64_t lanes) {
-  return moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, lanes));
+MOE_FN int64_t moe_combine_most_(const moe_blockwise_ *call, int64_t workers) {
+  return moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, workers));
 }
-MOE_FN int64_t moe_combine_sums_(const moe_blockwise_ *call, int64_t lanes) {
-  return moe_combine_most_(call, lanes) * call->plan.chunk_rows * MOE_PANEL;
+MOE_FN int64_t moe_combine_sums_(const moe_blockwise_ *call, int64_t workers) {
+  return moe_combine_most_(call, workers) * call->plan.chunk_rows * MOE_NR;
 }
-MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t lanes) {
-  return moe_combine_most_(call, lanes) * moe_combine_panel_(call);
+MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t workers) {
+  return moe_combine_most_(call, workers) * moe_combine_panel_(call);
 }
 
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
-  return call->plan.chunks * moe_combine_parts_(call, call->group.lanes);
+  return call->plan.chunks * moe_combine_parts_(call, call->group.workers);
 }
 
 /* The chunk of tokens and the panels of an item. */
@@ -72,9 +72,9 @@ typedef struct moe_patch_ {
   int64_t chunk, panel, panels;
 } moe_patch_;
 
-/* Parts are as equal as can be, and the last ones narrower, so that lanes end together. */
+/* Parts are as equal as can be, and the last ones narrower, so that workers end together. */
 MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
-  const int64_t parts = moe_combine_parts_(call, call->group.lanes), panels = moe_combine_panels_(call);
+  const int64_t parts = moe_combine_parts_(call, call->group.workers), panels = moe_combine_panels_(call);
   const int64_t part = item / call->plan.chunks, wide = panels % parts;
   const moe_patch_ patch = {item % call->plan.chunks, part * (panels / parts) + moe_min_(part, wide),
                             panels / parts + (part < wide)};
@@ -89,24 +89,25 @@ MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t e
 }
 
 /* `count` of the patch's panels of the weights of the run that row order[at] belongs to. */
-MOE_FN moe_right_ moe_combine_right_(const moe_combine_ *stage, int64_t at, int64_t panel, int64_t count) {
+MOE_FN moe_b_ moe_combine_b_(const moe_combine_ *stage, int64_t at, int64_t panel, int64_t count) {
   const moe_plan_ *plan = &stage->call->plan;
-  const moe_right_ all = stage->right(stage, plan->run_expert[plan->run[plan->order[at]]]);
-  return moe_right_part_(&all, panel, count);
+  const moe_b_ all = stage->b(stage, plan->run_expert[plan->run[plan->order[at]]]);
+  return moe_b_part_(&all, panel, count);
 }
 
 /* What the run at order[at], before `end`, reads first. */
-MOE_FN moe_ahead_ moe_combine_run_ahead_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
+MOE_FN moe_prefetch_ moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_t end,
+                                            const moe_patch_ *patch) {
   const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
-  const moe_right_ right = moe_combine_right_(stage, at, patch->panel, moe_min_(patch->panels, MOE_PANELS_LEAST));
-  return moe_right_first_(&stage->call->group.kernels, stage->call->group.product, &right, rows);
+  const moe_b_ b = moe_combine_b_(stage, at, patch->panel, moe_min_(patch->panels, MOE_NC_PANELS));
+  return moe_b_first_(&stage->call->group.kernels, stage->call->group.product, &b, rows);
 }
 
-MOE_FN void moe_combine_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+MOE_FN void moe_combine_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_patch_ patch = moe_combine_patch_(stage->call, item);
   const int64_t *first = stage->call->plan.chunk_first + patch.chunk;
-  if (first[0] < first[1]) *ahead = moe_combine_run_ahead_(stage, first[0], first[1], &patch);
+  if (first[0] < first[1]) *prefetch = moe_combine_run_reads_(stage, first[0], first[1], &patch);
 }
 
 /* Rows order[at, at+rows), of one run, of a chunk. */
@@ -122,91 +123,93 @@ MOE_FN void moe_combine_summands_(const moe_combine_ *stage, int64_t chunk, int6
   }
 }
 
-/* Their products with panels from `panel` on, on their way into the lane's sums. */
-typedef struct moe_combine_leaving_ {
+/* Their products with panels from `panel` on, on their way into the worker's sums. */
+typedef struct moe_combine_product_ {
   const moe_combine_ *stage;
   const moe_patch_ *patch;
   const moe_summands_ *summands;
   int64_t panel;
   float *sum;
-} moe_combine_leaving_;
+} moe_combine_product_;
 
-MOE_FN void moe_combine_leave_(void *arg, int64_t p, float *c) {
-  const moe_combine_leaving_ *leaving = (const moe_combine_leaving_ *)arg;
-  const moe_combine_ *stage = leaving->stage;
-  const int64_t panel = leaving->panel + p, h0 = panel * MOE_PANEL;
-  stage->add(stage, leaving->summands, h0, moe_min_(MOE_PANEL, stage->call->layer.H - h0), c,
-             leaving->sum + (panel - leaving->patch->panel) * stage->call->plan.chunk_rows * MOE_PANEL);
+MOE_FN void moe_combine_epilogue_(void *arg, int64_t p, float *c) {
+  const moe_combine_product_ *product = (const moe_combine_product_ *)arg;
+  const moe_combine_ *stage = product->stage;
+  const int64_t panel = product->panel + p, h0 = panel * MOE_NR;
+  stage->add(stage, product->summands, h0, moe_min_(MOE_NR, stage->call->layer.H - h0), c,
+             product->sum + (panel - product->patch->panel) * stage->call->plan.chunk_rows * MOE_NR);
 }
 
 /* Products that are there already: `count` panels of them leave by way of c. */
-MOE_FN void moe_combine_take_(moe_combine_leaving_ *leaving, float *c, int64_t count) {
-  const moe_summands_ *summands = leaving->summands;
-  const int64_t H = leaving->stage->call->layer.H;
+MOE_FN void moe_combine_take_(moe_combine_product_ *product, float *c, int64_t count) {
+  const moe_summands_ *summands = product->summands;
+  const int64_t H = product->stage->call->layer.H;
   for (int64_t p = 0; p < count; p++) {
-    const int64_t h0 = (leaving->panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, H - h0);
+    const int64_t h0 = (product->panel + p) * MOE_NR, n = moe_min_(MOE_NR, H - h0);
     for (int64_t i = 0; i < summands->rows; i++)
-      memcpy(c + i * MOE_PANEL, leaving->stage->products + summands->row[i] * H + h0, (size_t)n * sizeof *c);
-    moe_combine_leave_(leaving, p, c);
+      memcpy(c + i * MOE_NR, product->stage->products + summands->row[i] * H + h0, (size_t)n * sizeof *c);
+    moe_combine_epilogue_(product, p, c);
   }
 }
 
-enum { MOE_COMBINE_AHEAD_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
+enum { MOE_COMBINE_PREFETCH_ROWS_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
 
 /* Other cores' caches hold most of them: the patch's, of rows order[at, end), are fetched. Returns end. */
-MOE_FN int64_t moe_combine_fetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
+MOE_FN int64_t moe_combine_prefetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
   for (; at < end && stage->products; at++) {
     const float *row = stage->products + stage->call->plan.order[at] * stage->call->layer.H;
-    for (int64_t p = 0; p < patch->panels * MOE_PANEL; p += 64 / (int64_t)sizeof *row)
-      __builtin_prefetch(row + patch->panel * MOE_PANEL + p, 0, 3);
+    for (int64_t p = 0; p < patch->panels * MOE_NR; p += 64 / (int64_t)sizeof *row)
+      __builtin_prefetch(row + patch->panel * MOE_NR + p, 0, 3);
   }
   return end;
 }
 
-/* One run's rows [at,end) of order, added into the lane's sums. */
-MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_lane_ *lane, int64_t at, int64_t end,
-                             const moe_patch_ *patch, const moe_ahead_ *next) {
+/* One run's rows [at,end) of order, added into the worker's sums. */
+MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, int64_t at, int64_t end,
+                             const moe_patch_ *patch, const moe_prefetch_ *next) {
   const moe_blockwise_ *call = stage->call;
-  const moe_rows_ rows = {stage->left.base, stage->left.stride, call->plan.order};
+  const moe_rows_ rows = {stage->a.base, stage->a.stride, call->plan.order};
   const int64_t step = moe_rows_at_once_(end - at), last = patch->panel + patch->panels;
   for (; at < end; at += step) {
-    moe_left_ left;
+    moe_a_ a;
     moe_summands_ summands;
-    moe_lane_left_(&call->group, lane, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k,
-                   &left);
-    moe_combine_summands_(stage, patch->chunk, at, left.rows, &summands);
+    moe_scratch_a_(&call->group, scratch, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k,
+                   &a);
+    moe_combine_summands_(stage, patch->chunk, at, a.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
-      moe_combine_leaving_ leaving = {stage, patch, &summands, panel, lane->sum};
-      const moe_results_ results = moe_results_leave_(moe_combine_leave_, &leaving);
-      moe_right_ right = moe_combine_right_(stage, at, panel, last - panel);
-      count = moe_min_(moe_panels_at_once_(lane->products, left.rows), last - panel);
-      right = moe_right_part_(&right, 0, count);
-      if (stage->products) moe_combine_take_(&leaving, lane->c, count);
-      else moe_lane_multiply_(&call->group, lane, &left, &right, panel + count == last ? next : NULL, &results);
+      moe_combine_product_ product = {stage, patch, &summands, panel, scratch->sum};
+      const moe_epilogue_ results = moe_epilogue_store_(moe_combine_epilogue_, &product);
+      moe_b_ b = moe_combine_b_(stage, at, panel, last - panel);
+      count = moe_min_(moe_panels_at_once_(scratch->products, a.rows), last - panel);
+      b = moe_b_part_(&b, 0, count);
+      if (stage->products)
+        moe_combine_take_(&product, scratch->c, count);
+      else
+        moe_group_multiply_(&call->group, scratch, &a, &b, panel + count == last ? next : NULL, &results);
     }
   }
 }
 
-MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  moe_lane_ lane = moe_lane_at_(&call->group, turn, stage, moe_combine_sums_(call, call->group.lanes));
+  moe_scratch_ scratch = moe_scratch_at_(&call->group, worker, stage, moe_combine_sums_(call, call->group.workers));
   const moe_patch_ patch = moe_combine_patch_(call, item);
   const int64_t t0 = patch.chunk * plan->chunk_rows, tokens = moe_min_(plan->chunk_rows, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)
-    memset(lane.sum + p * plan->chunk_rows * MOE_PANEL, 0, (size_t)(tokens * MOE_PANEL) * sizeof *lane.sum);
+    memset(scratch.sum + p * plan->chunk_rows * MOE_NR, 0, (size_t)(tokens * MOE_NR) * sizeof *scratch.sum);
   for (int64_t at = plan->chunk_first[patch.chunk], fetched = at, run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
-    fetched = moe_combine_fetch_(stage, fetched, moe_min_(end, run_end + MOE_COMBINE_AHEAD_), &patch);
-    const moe_ahead_ next = run_end < end ? moe_combine_run_ahead_(stage, run_end, end, &patch) : turn->ahead;
-    moe_combine_run_(stage, &lane, at, run_end, &patch, &next);
+    fetched = moe_combine_prefetch_(stage, fetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &patch);
+    const moe_prefetch_ next = run_end < end ? moe_combine_run_reads_(stage, run_end, end, &patch) : worker->prefetch;
+    moe_combine_run_(stage, &scratch, at, run_end, &patch, &next);
   }
   for (int64_t p = 0; p < patch.panels && stage->output; p++) {
-    const int64_t h0 = (patch.panel + p) * MOE_PANEL, n = moe_min_(MOE_PANEL, call->layer.H - h0);
+    const int64_t h0 = (patch.panel + p) * MOE_NR, n = moe_min_(MOE_NR, call->layer.H - h0);
     moe_store_sums_(&call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
-                    call->dtype, lane.sum + p * plan->chunk_rows * MOE_PANEL, tokens, n, stage->accumulate);
+                    call->dtype, scratch.sum + p * plan->chunk_rows * MOE_NR, tokens, n, stage->accumulate);
   }
 }
 

@@ -15,32 +15,32 @@ typedef struct moe_down_grad_ {
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
-  int past;                /* pre and scaled leave past the caches; not with rounded, which pre is read for */
+  int nt;                  /* pre and scaled leave by non-temporal stores; not with rounded, which pre is read for */
   float *dot;              /* [rows, panels]: <dm, m> */
   char *bias_grad;         /* [E,2,I], or NULL */
   moe_dtype bias_dtype;
   int accumulate;
 } moe_down_grad_;
 
-enum { MOE_BIAS_SUMS_ = 2 * MOE_PANEL }; /* floats per panel: gate, up */
+enum { MOE_BIAS_SUMS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
 
-MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_PANEL); }
+MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_NR); }
 
 /* Floats that an item sums up, at most. */
 MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
-  return moe_min_(MOE_PANELS_MOST, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_;
+  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_;
 }
 
 /* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
-   gives every lane something to do; at the least one panel of all rows, as they may be one expert's. */
+   gives every worker something to do; at the least one panel of all rows, as they may be one expert's. */
 enum { MOE_AM_PARTS_ = 5 };
 #ifndef MOE_AM_LEAST
-#define MOE_AM_LEAST (2 << 20) /* bytes per lane */
+#define MOE_AM_LEAST (2 << 20) /* bytes per worker */
 #endif
 
-MOE_FN int64_t moe_down_grad_am_rows_(const moe_blockwise_ *call, int64_t rows, int64_t lanes) {
+MOE_FN int64_t moe_down_grad_am_rows_(const moe_blockwise_ *call, int64_t rows, int64_t workers) {
   const int64_t all = moe_mul_(rows, moe_down_grad_panels_(call));
-  const int64_t least = moe_max_(rows, lanes * MOE_AM_LEAST / (MOE_PANEL * call->inner_size));
+  const int64_t least = moe_max_(rows, workers * MOE_AM_LEAST / (MOE_NR * call->inner_size));
   return all < 0 ? all : moe_min_(all, moe_max_(least, moe_ceil_div_(all, MOE_AM_PARTS_)));
 }
 
@@ -72,13 +72,15 @@ MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
     group->to++;
 }
 
-/* Rows of pre or scaled, whose places have been fetched if they are not to leave past the caches. */
+/* Rows of pre or scaled, whose places have been fetched if they are not to leave by non-temporal stores. */
 MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
                                  const float *x) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = &call->group.kernels;
-  if (stage->past) moe_leave_past_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
-  else kernels->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
+  if (stage->nt)
+    moe_store_rows_nt_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
+  else
+    kernels->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
 }
 
 /* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
@@ -90,44 +92,42 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   const int64_t stride = 2 * call->layer.I * call->inner_size;
   const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
   moe_down_grad_store_(stage, stage->pre + at, stride, glu, grad);
-  if (stage->bias_grad) kernels->add_rows(bias_sum + half * MOE_PANEL, NULL, grad, NULL, NULL, glu->rows, glu->n);
+  if (stage->bias_grad) kernels->add_rows(bias_sum + half * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
-    float operand[MOE_PANEL]; /* whole groups: panels begin at multiples of 32 */
+    float operand[MOE_NR]; /* whole groups: panels begin at multiples of 32 */
     moe_load_row_(kernels, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
     moe_mx_round_row_(kernels, &call->round_gradients, operand, glu->n);
     moe_store_row_(kernels, call->inner_dtype, stage->rounded + at + i * stride, operand, glu->n);
   }
   if (!stage->scaled) return;
-  for (int64_t i = 0; i < glu->rows; i++)
-    kernels->scale_row(grad + i * MOE_PANEL, call->plan.affinity[row + i], glu->n);
+  for (int64_t i = 0; i < glu->rows; i++) kernels->scale_row(grad + i * MOE_NR, call->plan.affinity[row + i], glu->n);
   moe_down_grad_store_(stage, stage->scaled + at, stride, glu, grad);
 }
 
 /* Rows from `row` on, at most 64, of an expert, whose dm is in glu->dm, and whose pre-activations are one run of the
    checkpoint. */
-MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t i0,
-                               moe_glu_rows_ *glu, float *bias_sum) {
+MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t i0, moe_glu_rows_ *glu,
+                               float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const int64_t size = call->inner_size, stride = call->layer.I * size, panels = moe_down_grad_panels_(call);
-  char *am = stage->am.base ? moe_panelled_at_(&stage->group, &stage->am, expert, row, i0 / MOE_PANEL, size) : NULL;
-  if (am) moe_fetch_to_write_(am, MOE_PANEL * size, NULL, glu->rows, glu->n * size);
-  if (!stage->past)
-    moe_fetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
+  char *am = stage->am.base ? moe_panelled_at_(&stage->group, &stage->am, expert, row, i0 / MOE_NR, size) : NULL;
+  if (am) moe_prefetch_to_write_(am, MOE_NR * size, NULL, glu->rows, glu->n * size);
+  if (!stage->nt)
+    moe_prefetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
   moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels.glu_backward(&stage->glu, glu);
-  for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_PANEL] = glu->dot[i];
-  if (am)
-    call->group.kernels.store_rows[call->inner_dtype](am, MOE_PANEL * size, NULL, glu->m, glu->rows, glu->n);
+  for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_NR] = glu->dot[i];
+  if (am) call->group.kernels.store_rows[call->inner_dtype](am, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
 /* Products dm, which are used up. */
-MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_products_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  float gate[MOE_PANEL * MOE_PANEL], up[MOE_PANEL * MOE_PANEL], dot[MOE_PANEL];
+  float gate[MOE_NR * MOE_NR], up[MOE_NR * MOE_NR], dot[MOE_NR];
   moe_glu_rows_ glu = {0};
   glu.n = p->n;
   glu.gate = glu.dgate = gate;
@@ -135,9 +135,8 @@ MOE_FN void moe_down_grad_leave_(void *arg, const moe_products_ *p) {
   glu.dot = dot;
   for (int64_t at = 0; at < p->rows; at += glu.rows) {
     glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
-    glu.dm = glu.m = p->c + at * MOE_PANEL;
-    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_PANEL, &glu,
-                       p->sum + p->within * MOE_BIAS_SUMS_);
+    glu.dm = glu.m = p->c + at * MOE_NR;
+    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_NR, &glu, p->sum + p->within * MOE_BIAS_SUMS_);
   }
 }
 
@@ -147,11 +146,11 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
   for (int64_t half = 0; half < 2 && stage->bias_grad; half++)
     moe_store_sum_(&stage->call->group.kernels,
                    stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
-                   bias_sum + half * MOE_PANEL, n, stage->accumulate);
+                   bias_sum + half * MOE_NR, n, stage->accumulate);
 }
 
-MOE_FN moe_right_ moe_down_grad_right_(const void *arg, int64_t expert) {
-  return moe_weights_down_across_(((const moe_down_grad_ *)arg)->call, expert);
+MOE_FN moe_b_ moe_down_grad_b_(const void *arg, int64_t expert) {
+  return moe_weights_down_transposed_(((const moe_down_grad_ *)arg)->call, expert);
 }
 
 MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
@@ -159,16 +158,16 @@ MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
   memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
 }
 
-MOE_FN moe_ahead_ moe_down_grad_reads_(const void *arg, const moe_products_ *p) {
+MOE_FN moe_prefetch_ moe_down_grad_reads_(const void *arg, const moe_products_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  return moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_PANEL, p->n);
+  return moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_NR, p->n);
 }
 
 MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   for (int64_t p = 0; p < span.count; p++) {
-    const int64_t i0 = (span.first + p) * MOE_PANEL;
-    moe_down_grad_store_bias_(stage, span.expert, i0, moe_min_(MOE_PANEL, stage->call->layer.I - i0),
+    const int64_t i0 = (span.first + p) * MOE_NR;
+    moe_down_grad_store_bias_(stage, span.expert, i0, moe_min_(MOE_NR, stage->call->layer.I - i0),
                               sum + p * MOE_BIAS_SUMS_);
   }
 }
@@ -177,10 +176,10 @@ MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
   const moe_blockwise_ *call = down_grad->call;
   moe_expert_stage_ stage = {0};
   stage.group = &down_grad->group;
-  stage.left = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
-  stage.left_dtype = call->dtype;
-  stage.right = moe_down_grad_right_;
-  stage.leave = moe_down_grad_leave_;
+  stage.a = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
+  stage.a_dtype = call->dtype;
+  stage.b = moe_down_grad_b_;
+  stage.store_panel = moe_down_grad_epilogue_;
   stage.reads = moe_down_grad_reads_;
   stage.sums = moe_down_grad_sums_(call);
   stage.begin = moe_down_grad_begin_;

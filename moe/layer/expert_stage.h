@@ -12,12 +12,13 @@ typedef struct moe_products_ {
 
 typedef struct moe_expert_stage_ {
   const moe_group_ *group;
-  moe_rows_ left; /* row r of the group */
-  moe_dtype left_dtype;
-  moe_right_ (*right)(const void *arg, int64_t expert); /* all panels of an expert */
-  void (*leave)(void *arg, const moe_products_ *products);
-  moe_ahead_ (*reads)(const void *arg, const moe_products_ *products); /* (optional) What that reads; c is not known */
-  int64_t sums; /* floats that an item keeps in `sum` */
+  moe_rows_ a; /* row r of the group */
+  moe_dtype a_dtype;
+  moe_b_ (*b)(const void *arg, int64_t expert); /* all panels of an expert */
+  void (*store_panel)(void *arg, const moe_products_ *products);
+  moe_prefetch_ (*reads)(const void *arg,
+                         const moe_products_ *products); /* (optional) What that reads; c is not known */
+  int64_t sums;                                          /* floats that an item keeps in `sum` */
   /* (optional) Before and after all rows of an item. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
@@ -33,90 +34,90 @@ MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, in
   stage->split = moe_group_split_(stage->group, panels, k, stage->sums);
 }
 
-MOE_FN void moe_expert_stage_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+MOE_FN void moe_expert_stage_next_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
   if (rows == 0) return; /* an expert without rows is never read */
-  const moe_right_ all = stage->right(stage->arg, span.expert),
-                   right = moe_right_part_(&all, span.first, moe_min_(span.count, MOE_PANELS_LEAST));
-  *ahead = moe_right_first_(&stage->group->kernels, stage->group->product, &right, rows);
+  const moe_b_ all = stage->b(stage->arg, span.expert),
+               b = moe_b_part_(&all, span.first, moe_min_(span.count, MOE_NC_PANELS));
+  *prefetch = moe_b_first_(&stage->group->kernels, stage->group->product, &b, rows);
 }
 
 /* Products on their way out. */
-typedef struct moe_expert_leaving_ {
+typedef struct moe_expert_product_ {
   const moe_expert_stage_ *stage;
-  const moe_right_ *right;
+  const moe_b_ *b;
   moe_products_ products; /* of the first panel */
-} moe_expert_leaving_;
+} moe_expert_product_;
 
 /* Those of panel p; c may be unknown yet. */
-MOE_FN moe_products_ moe_expert_stage_products_(const moe_expert_leaving_ *leaving, int64_t p, float *c) {
-  const int64_t width = moe_right_width_(leaving->right);
-  moe_products_ products = leaving->products;
+MOE_FN moe_products_ moe_expert_stage_products_(const moe_expert_product_ *product, int64_t p, float *c) {
+  const int64_t width = moe_b_width_(product->b);
+  moe_products_ products = product->products;
   products.panel += p;
   products.within += p;
-  products.n = moe_min_(width, leaving->right->n - p * width);
+  products.n = moe_min_(width, product->b->n - p * width);
   products.c = c;
   return products;
 }
 
-MOE_FN void moe_expert_stage_leave_(void *arg, int64_t p, float *c) {
-  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
-  const moe_products_ products = moe_expert_stage_products_(leaving, p, c);
-  leaving->stage->leave(leaving->stage->arg, &products);
+MOE_FN void moe_expert_stage_epilogue_(void *arg, int64_t p, float *c) {
+  const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
+  const moe_products_ products = moe_expert_stage_products_(product, p, c);
+  product->stage->store_panel(product->stage->arg, &products);
 }
 
-MOE_FN moe_ahead_ moe_expert_stage_reads_(void *arg, int64_t p) {
-  const moe_expert_leaving_ *leaving = (const moe_expert_leaving_ *)arg;
-  const moe_products_ products = moe_expert_stage_products_(leaving, p, NULL);
-  return leaving->stage->reads(leaving->stage->arg, &products);
+MOE_FN moe_prefetch_ moe_expert_stage_reads_(void *arg, int64_t p) {
+  const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
+  const moe_products_ products = moe_expert_stage_products_(product, p, NULL);
+  return product->stage->reads(product->stage->arg, &products);
 }
 
-MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_lane_ *lane, moe_left_ *left,
-                                   int64_t first, const moe_span_ *span, const moe_ahead_ *next) {
-  const moe_right_ all = stage->right(stage->arg, span->expert);
-  const int64_t most = moe_panels_at_once_(lane->products, left->rows), end = span->first + span->count;
+MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scratch_ *scratch, moe_a_ *a,
+                                   int64_t first, const moe_span_ *span, const moe_prefetch_ *next) {
+  const moe_b_ all = stage->b(stage->arg, span->expert);
+  const int64_t most = moe_panels_at_once_(scratch->products, a->rows), end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
-    const moe_right_ right = moe_right_part_(&all, panel, count);
-    const moe_products_ products = {span->expert, first, left->rows, panel, panel - span->first, 0, NULL, lane->sum};
-    moe_expert_leaving_ leaving = {stage, &right, products};
-    moe_results_ results = moe_results_leave_(moe_expert_stage_leave_, &leaving);
+    const moe_b_ b = moe_b_part_(&all, panel, count);
+    const moe_products_ products = {span->expert, first, a->rows, panel, panel - span->first, 0, NULL, scratch->sum};
+    moe_expert_product_ product = {stage, &b, products};
+    moe_epilogue_ results = moe_epilogue_store_(moe_expert_stage_epilogue_, &product);
     if (stage->reads) results.reads = moe_expert_stage_reads_;
-    results.to = moe_place_at_(&stage->to, first, panel * MOE_PANEL);
-    moe_lane_multiply_(stage->group, lane, left, &right, panel + count == end ? next : NULL, &results);
+    results.to = moe_place_at_(&stage->to, first, panel * MOE_NR);
+    moe_group_multiply_(stage->group, scratch, a, &b, panel + count == end ? next : NULL, &results);
   }
 }
 
-MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  moe_lane_ lane = moe_lane_at_(stage->group, turn, stage, stage->sums);
+  moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, stage, stage->sums);
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
-  if (stage->begin) stage->begin(stage->arg, span, lane.sum);
+  if (stage->begin) stage->begin(stage->arg, span, scratch.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
     const int64_t rows = moe_min_(step, end - first);
-    moe_left_ left;
-    moe_lane_left_(stage->group, &lane, &stage->left, first, rows, stage->left_dtype, 0, stage->k, &left);
-    moe_expert_stage_rows_(stage, &lane, &left, first, &span, &turn->ahead);
+    moe_a_ a;
+    moe_scratch_a_(stage->group, &scratch, &stage->a, first, rows, stage->a_dtype, 0, stage->k, &a);
+    moe_expert_stage_rows_(stage, &scratch, &a, first, &span, &worker->prefetch);
   }
-  if (stage->end) stage->end(stage->arg, span, lane.sum);
+  if (stage->end) stage->end(stage->arg, span, scratch.sum);
 }
 
 /* Whether weights stream past that fetch for themselves, the next item's first ones as well. */
-MOE_FN int moe_expert_stage_streams_(const moe_expert_stage_ *stage) {
-  moe_left_ row = {0};
+MOE_FN int moe_expert_stage_small_m_(const moe_expert_stage_ *stage) {
+  moe_a_ row = {0};
   row.rows = 1;
   if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
-  const moe_right_ any = stage->right(stage->arg, 0);
-  return moe_way_of_(&stage->group->kernels, stage->group->product, &row, &any) == MOE_WAY_ROWS_;
+  const moe_b_ any = stage->b(stage->arg, 0);
+  return moe_algorithm_of_(&stage->group->kernels, stage->group->product, &row, &any) == MOE_ALGORITHM_SMALL_M_ROWS_;
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
-  const moe_work_ work = {moe_split_items_(&stage->split), moe_expert_stage_item_,
-                          stage, moe_expert_stage_streams_(stage) ? NULL : moe_expert_stage_ahead_};
+  const moe_work_ work = {moe_split_items_(&stage->split), moe_expert_stage_item_, stage,
+                          moe_expert_stage_small_m_(stage) ? NULL : moe_expert_stage_next_reads_};
   return work;
 }
 

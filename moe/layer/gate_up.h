@@ -26,12 +26,12 @@ MOE_FN void moe_gate_up_store_(const moe_blockwise_ *call, char *to, const moe_g
 MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, int64_t first, int64_t rows, int64_t i0, int64_t n,
                               const float *c) {
   const moe_blockwise_ *call = stage->call;
-  const int64_t up = MOE_PANEL - call->gate_up.width;
+  const int64_t up = MOE_NR - call->gate_up.width;
   for (int64_t at = 0, run; at < rows; at += run) {
     run = moe_checkpoint_run_(call, first + at, first + rows);
     if (!call->glu.skip_gate)
-      moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 0, i0, n, c + at * MOE_PANEL);
-    moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 1, i0, n, c + at * MOE_PANEL + up);
+      moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 0, i0, n, c + at * MOE_NR);
+    moe_checkpoint_store_(call, stage->checkpoint, first + at, run, 1, i0, n, c + at * MOE_NR + up);
   }
 }
 
@@ -43,7 +43,7 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
   const int64_t width = call->gate_up.width,
                 i0 = panel * width; /* gate and up columns share a panel: m is formed where both are */
   const float *affinity = call->plan.affinity + first;
-  float gate_bias[MOE_PANEL], up_bias[MOE_PANEL], m[MOE_LEAVE_ROWS * MOE_PANEL];
+  float gate_bias[MOE_NR], up_bias[MOE_NR], m[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
   moe_glu_rows_ glu = {0};
   glu.n = n;
   glu.gate_bias = call->glu.skip_gate
@@ -51,21 +51,21 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
                       : moe_load_optional_(call, l->gate_and_up_proj_bias, expert * 2 * l->I + i0, n, gate_bias);
   glu.up_bias = moe_load_optional_(call, l->gate_and_up_proj_bias, (expert * 2 + 1) * l->I + i0, n, up_bias);
   glu.m = m;
-  for (int64_t i = 0; i < rows; i += MOE_LEAVE_ROWS) {
-    glu.rows = moe_min_(MOE_LEAVE_ROWS, rows - i);
-    glu.gate = c + i * MOE_PANEL;
-    glu.up = glu.gate + MOE_PANEL - width;
+  for (int64_t i = 0; i < rows; i += MOE_STORE_ROWS_AT_ONCE) {
+    glu.rows = moe_min_(MOE_STORE_ROWS_AT_ONCE, rows - i);
+    glu.gate = c + i * MOE_NR;
+    glu.up = glu.gate + MOE_NR - width;
     if (moe_pre_scaled_(&l->config)) glu.pre_scale = affinity + i;
     if (l->config.affinity_mode == MOE_AFFINITY_ON_I) glu.scale = affinity + i;
     char *to = stage->m ? stage->m + ((first + i) * l->I + i0) * call->inner_size : NULL;
-    if (to) moe_fetch_to_write_(to, l->I * call->inner_size, NULL, glu.rows, n * call->inner_size);
+    if (to) moe_prefetch_to_write_(to, l->I * call->inner_size, NULL, glu.rows, n * call->inner_size);
     call->group.kernels.glu_forward(&call->glu, &glu);
     if (to) moe_gate_up_store_(call, to, &glu);
   }
   if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
 }
 
-MOE_FN moe_right_ moe_gate_up_right_(const void *arg, int64_t expert) {
+MOE_FN moe_b_ moe_gate_up_b_(const void *arg, int64_t expert) {
   return moe_weights_gate_up_(((const moe_gate_up_ *)arg)->call, expert);
 }
 
@@ -77,10 +77,10 @@ MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, int64_t expert, int64
   for (int64_t part = call->glu.skip_gate; part < 2; part++)
     for (int64_t i = 0; i < rows; i++)
       moe_quantized_scale_sums_(&call->gate_up.quantized, &call->group.kernels, expert, part, panel * width, n,
-                                c + i * MOE_PANEL + (part - call->glu.skip_gate) * width);
+                                c + i * MOE_NR + (part - call->glu.skip_gate) * width);
 }
 
-MOE_FN void moe_gate_up_leave_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_gate_up_epilogue_(void *arg, const moe_products_ *p) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   moe_gate_up_scale_(stage->call, p->expert, p->panel, p->n, p->rows, p->c);
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
@@ -97,10 +97,10 @@ MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   const moe_blockwise_ *call = gate_up->call;
   moe_expert_stage_ stage = {0};
   stage.group = &call->group;
-  stage.left = (moe_rows_){call->hidden, call->layer.H * call->size, call->plan.token};
-  stage.left_dtype = call->dtype;
-  stage.right = moe_gate_up_right_;
-  stage.leave = moe_gate_up_leave_;
+  stage.a = (moe_rows_){call->hidden, call->layer.H * call->size, call->plan.token};
+  stage.a_dtype = call->dtype;
+  stage.b = moe_gate_up_b_;
+  stage.store_panel = moe_gate_up_epilogue_;
   stage.end = gate_up->done ? moe_gate_up_done_ : NULL;
   stage.arg = gate_up;
   moe_expert_stage_start_(&stage, call->gate_up.panels, call->layer.H);

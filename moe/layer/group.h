@@ -1,5 +1,5 @@
 /* Grouped products: rows sorted by expert, each group times its own expert's weights, 64 columns at a time. What the
-   blockwise layer and the grouped GEMM share: the groups, the order of work items, and every lane's scratch memory. */
+   blockwise layer and the grouped GEMM share: the groups, the order of work items, and every worker's scratch memory. */
 #ifndef MOE_LAYER_GROUP_H
 #define MOE_LAYER_GROUP_H
 
@@ -11,24 +11,24 @@ typedef struct moe_group_ {
   const int64_t *first; /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int64_t from, to;     /* the experts that stages are about: all, or some of them at a time */
   int in_shares;        /* see moe_in_shares_ */
-  int64_t lanes;
-  char *scratch; /* lanes x lane_bytes */
-  int64_t lane_bytes, room; /* room: see moe_lane_ */
-  int64_t panels;           /* whose products rows that are gathered whole leave room for */
+  int64_t workers;
+  char *scratch;               /* workers x lane_bytes */
+  int64_t scratch_bytes, room; /* room: see moe_scratch_ */
+  int64_t panels;              /* whose products rows that are gathered whole leave room for */
 } moe_group_;
 
-enum { MOE_GATHER_BYTES_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
+enum { MOE_A_PACKED_BYTES_MAX_ = 3 << 18 }; /* rows gathered whole, at most: beside the products they stay in cache */
 
-/* A lane's scratch memory: a packed piece and, in `room` bytes, rows gathered, their products and partial outputs. */
-typedef struct moe_lane_ {
-  char *piece; /* see moe_operands_ */
-  moe_held_ *held;
-  char *gathered;   /* see moe_left_ */
-  float *c;         /* products, see moe_operands_, */
+/* A worker's scratch memory: a packed piece and, in `room` bytes, rows gathered, their products and partial outputs. */
+typedef struct moe_scratch_ {
+  char *b_buffer; /* see moe_gemm_ */
+  moe_cached_ *cached;
+  char *a_packed;   /* see moe_a_ */
+  float *c;         /* products, see moe_gemm_, */
   int64_t products; /*   so many floats */
   float *sum;       /* last: the stage's own, */
   int64_t sums;     /*   so many */
-} moe_lane_;
+} moe_scratch_;
 
 MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   moe_group_ group;
@@ -56,129 +56,130 @@ typedef struct moe_panelled_ {
 
 /* An expert's row `row` of the group, of that panel; elements have `size` bytes. */
 MOE_FN char *moe_panelled_at_(const moe_group_ *group, const moe_panelled_ *x, int64_t expert, int64_t row,
-                             int64_t panel, int64_t size) {
+                              int64_t panel, int64_t size) {
   const int64_t before = (group->first[expert] - group->first[group->from]) * x->panels,
                 panels = (panel - x->panel) * moe_group_rows_(group, expert);
-  return x->base + (before + panels + row - group->first[expert]) * MOE_PANEL * size;
+  return x->base + (before + panels + row - group->first[expert]) * MOE_NR * size;
 }
 
-/* ---------------------------------------------------------------------------------------------------- lane scratch */
+/* ---------------------------------------------------------------------------------------------------- worker scratch */
 
-/* Bytes of rows of k elements, gathered, and of two rows more (see moe_tile_). A few rows may be gathered as float,
+/* Bytes of rows of k elements, gathered, and of two rows more (see moe_ukernel_). A few rows may be gathered as float,
    which takes no more: up to `rows_short`, four bytes and more are an element's share of a piece. */
-MOE_FN int64_t moe_gathered_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t pieces = moe_mul_(rows, moe_ceil_div_(k, moe_piece_most_(&group->kernels, group->panel, rows)));
-  return moe_mul_(moe_add_(pieces, 2), group->kernels.piece_bytes[group->panel]);
+MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
+  const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(&group->kernels, group->panel, rows)));
+  return moe_mul_(moe_add_(blocks, 2), group->kernels.kc_bytes[group->panel]);
 }
 
 /* Floats that sums take: whole lines. */
 MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15); }
 
-/* One lane's layout; the arena only adds up when it has no memory. */
-MOE_FN moe_lane_ moe_lane_layout_(const moe_group_ *group, moe_arena_ *arena) {
-  moe_lane_ lane = {0};
-  lane.piece = (char *)moe_take_(arena, moe_packing_bytes_(&group->kernels, group->panel));
-  lane.gathered = (char *)moe_take_(arena, group->room);
-  return lane;
+/* One worker's layout; the arena only adds up when it has no memory. */
+MOE_FN moe_scratch_ moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena) {
+  moe_scratch_ scratch = {0};
+  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffers_bytes_(&group->kernels, group->panel));
+  scratch.a_packed = (char *)moe_take_(arena, group->room);
+  return scratch;
 }
 
-/* What lanes are asked for: at most so many rows and so long operands and results there are. */
-typedef struct moe_lane_needs_ {
+/* What workers are asked for: at most so many rows and so long operands and results there are. */
+typedef struct moe_scratch_needs_ {
   int64_t rows, longest;
-  int64_t panels;     /* whose products with MOE_ROWS_MAX rows find room, beside so many sums */
+  int64_t panels; /* whose products with MOE_MC rows find room, beside so many sums */
   int64_t sums;
   int64_t floats;     /* for products and sums, at least */
   int64_t grad_bytes; /* for weight gradients, beside a panel of rows, at least */
-} moe_lane_needs_;
+} moe_scratch_needs_;
 
 /* Bytes for so many rows of k elements each, for their products with so many panels, and more floats or, if that is
    more, `least`. */
-MOE_FN int64_t moe_lane_room_(const moe_group_ *group, int64_t rows, int64_t k, int64_t panels, int64_t more,
-                              int64_t least) {
-  const int64_t products = moe_add_(moe_mul_(panels, MOE_PRODUCTS_FLOATS_(rows)), more);
+MOE_FN int64_t moe_scratch_room_(const moe_group_ *group, int64_t rows, int64_t k, int64_t panels, int64_t more,
+                                 int64_t least) {
+  const int64_t products = moe_add_(moe_mul_(panels, MOE_C_FLOATS_(rows)), more);
   const int64_t floats = products < 0 ? -1 : moe_sums_whole_(moe_max_(products, least));
-  return moe_add_(moe_gathered_bytes_(group, rows, k), moe_mul_(floats, 4));
+  return moe_add_(moe_a_packed_bytes_(group, rows, k), moe_mul_(floats, 4));
 }
 
-/* What all lanes need: room for a piece of as many rows as are ever gathered and the products of a few panels or, if
+/* What all workers need: room for a piece of as many rows as are ever gathered and the products of a few panels or, if
    that is less, for all there is. */
-MOE_FN void moe_lanes_layout_(moe_group_ *group, moe_arena_ *arena, int64_t lanes, const moe_lane_needs_ *needs) {
+MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_t workers,
+                                    const moe_scratch_needs_ *needs) {
   moe_arena_ one = {NULL, 0};
-  const int64_t panels = moe_ceil_div_(needs->longest, MOE_PANEL), rows = moe_min_(needs->rows, MOE_ROWS_MAX),
+  const int64_t panels = moe_ceil_div_(needs->longest, MOE_NR), rows = moe_min_(needs->rows, MOE_MC),
                 most = moe_max_(needs->sums, needs->floats),
-                usual = moe_lane_room_(group, MOE_ROWS_MAX, 1, needs->panels, needs->sums, needs->floats),
-                all = moe_lane_room_(group, rows, needs->longest, panels, most, 0),
+                usual = moe_scratch_room_(group, MOE_MC, 1, needs->panels, needs->sums, needs->floats),
+                all = moe_scratch_room_(group, rows, needs->longest, panels, most, 0),
                 room = all < 0 ? usual : moe_min_(usual, all),
-                grads = moe_add_(moe_gathered_bytes_(group, MOE_PANEL, 1), needs->grad_bytes);
-  group->lanes = lanes;
+                grads = moe_add_(moe_a_packed_bytes_(group, MOE_NR, 1), needs->grad_bytes);
+  group->workers = workers;
   group->room = room < 0 || grads < 0 ? -1 : moe_max_(room, grads);
-  group->panels = moe_min_(MOE_PANELS_LEAST, panels);
-  moe_lane_layout_(group, &one);
-  group->lane_bytes = one.used;
-  group->scratch = (char *)moe_take_(arena, moe_mul_(lanes, one.used));
+  group->panels = moe_min_(MOE_NC_PANELS, panels);
+  moe_scratch_layout_(group, &one);
+  group->scratch_bytes = one.used;
+  group->scratch = (char *)moe_take_(arena, moe_mul_(workers, one.used));
 }
 
-/* What rows of k elements get of a lane's room, beside so many sums. */
-typedef struct moe_share_ {
+/* What rows of k elements get of a worker's room, beside so many sums. */
+typedef struct moe_scratch_parts_ {
   int whole;        /* they are gathered whole, not a piece at a time: products of a few panels find room beside them */
-  int64_t gathered; /* bytes of them */
+  int64_t a_packed; /* bytes of them */
   int64_t products; /* floats */
-} moe_share_;
+} moe_scratch_parts_;
 
-MOE_FN moe_share_ moe_lane_share_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
-  const int64_t whole = moe_gathered_bytes_(group, rows, k),
-                beside = group->panels * MOE_PRODUCTS_FLOATS_(rows) + moe_sums_whole_(sums);
-  moe_share_ share;
-  share.whole = whole >= 0 && whole <= moe_min_(MOE_GATHER_BYTES_, group->room - beside * 4);
-  share.gathered = share.whole ? whole : moe_gathered_bytes_(group, rows, 1);
-  share.products = moe_min_(MOE_PRODUCTS_MOST_, (group->room - share.gathered) / 4 - moe_sums_whole_(sums));
+MOE_FN moe_scratch_parts_ moe_scratch_parts_of_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+  const int64_t whole = moe_a_packed_bytes_(group, rows, k),
+                others = group->panels * MOE_C_FLOATS_(rows) + moe_sums_whole_(sums);
+  moe_scratch_parts_ share;
+  share.whole = whole >= 0 && whole <= moe_min_(MOE_A_PACKED_BYTES_MAX_, group->room - others * 4);
+  share.a_packed = share.whole ? whole : moe_a_packed_bytes_(group, rows, 1);
+  share.products = moe_min_(MOE_C_FLOATS_MAX_, (group->room - share.a_packed) / 4 - moe_sums_whole_(sums));
   return share;
 }
 
-/* The lane at an item of a stage, which asks for so many sums; `of`: the stage, or NULL if it uses the room in its own
+/* The worker at an item of a stage, which asks for so many sums; `of`: the stage, or NULL if it uses the room in its own
    way. What another one has left there is held no longer. */
-MOE_FN moe_lane_ moe_lane_at_(const moe_group_ *group, moe_turn_ *turn, const void *of, int64_t sums) {
-  moe_arena_ arena = {group->scratch + turn->lane * group->lane_bytes, 0};
-  moe_lane_ lane = moe_lane_layout_(group, &arena);
-  const moe_held_ none = {of, 0, 0};
-  if (turn->held.of != of) turn->held = none;
-  lane.held = &turn->held;
-  lane.sums = sums;
-  lane.sum = (float *)(void *)(lane.gathered + group->room) - moe_sums_whole_(sums);
-  return lane;
+MOE_FN moe_scratch_ moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker, const void *of, int64_t sums) {
+  moe_arena_ arena = {group->scratch + worker->index * group->scratch_bytes, 0};
+  moe_scratch_ scratch = moe_scratch_layout_(group, &arena);
+  const moe_cached_ none = {of, 0, 0};
+  if (worker->cached.of != of) worker->cached = none;
+  scratch.cached = &worker->cached;
+  scratch.sums = sums;
+  scratch.sum = (float *)(void *)(scratch.a_packed + group->room) - moe_sums_whole_(sums);
+  return scratch;
 }
 
-/* Rows [first, first+count) as left operand, elements [from, from+k), and where its products go; multiplied again right
-   away, even by the lane's next item, they are not gathered again. */
-MOE_FN void moe_lane_left_(const moe_group_ *group, moe_lane_ *lane, const moe_rows_ *rows, int64_t first,
-                           int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_left_ *left) {
-  moe_left_from_rows_(left, rows, first, count, dtype, from, lane->gathered);
-  const moe_share_ share = moe_lane_share_(group, count, k, lane->sums);
-  left->keep = share.whole;
-  left->held = left->keep && lane->held->first == first && lane->held->rows == count;
-  lane->held->first = first;
-  lane->held->rows = left->keep ? count : 0;
-  lane->c = (float *)(void *)(lane->gathered + share.gathered);
-  lane->products = share.products;
+/* Rows [first, first+count) as A, elements [from, from+k), and where its products go; multiplied again right
+   away, even by the worker's next item, they are not gathered again. */
+MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const moe_rows_ *rows, int64_t first,
+                           int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_a_ *a) {
+  moe_a_from_rows_(a, rows, first, count, dtype, from, scratch->a_packed);
+  const moe_scratch_parts_ share = moe_scratch_parts_of_(group, count, k, scratch->sums);
+  a->keep = share.whole;
+  a->cached = a->keep && scratch->cached->first == first && scratch->cached->rows == count;
+  scratch->cached->first = first;
+  scratch->cached->rows = a->keep ? count : 0;
+  scratch->c = (float *)(void *)(scratch->a_packed + share.a_packed);
+  scratch->products = share.products;
 }
 
-/* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the lane's products; `next` is fetched
+/* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the worker's products; `next` is fetched
    meanwhile. */
-MOE_FN void moe_lane_multiply_(const moe_group_ *group, const moe_lane_ *lane, moe_left_ *left, const moe_right_ *right,
-                               const moe_ahead_ *next, const moe_results_ *results) {
-  const moe_operands_ m = {&group->kernels, group->product, left, right, lane->c, lane->piece, next, results};
+MOE_FN void moe_group_multiply_(const moe_group_ *group, const moe_scratch_ *scratch, moe_a_ *a, const moe_b_ *b,
+                                const moe_prefetch_ *next, const moe_epilogue_ *results) {
+  const moe_gemm_ m = {&group->kernels, group->product, a, b, scratch->c, scratch->b_buffer, next, results};
   moe_multiply_(&m);
-  left->held = left->keep;
+  a->cached = a->keep;
 }
 
 /* How many rows to take at a time of those that are left: as equal parts as fit. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_part_(rows, MOE_ROWS_MAX); }
+MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_part_(rows, MOE_MC); }
 
-/* How many panels a work item takes: up to `most`, while every one of several lanes still finds a few items. Results do
+/* How many panels a work item takes: up to `most`, while every one of several workers still finds a few items. Results do
    not depend on it. */
-MOE_FN int64_t moe_panels_per_item_(int64_t lanes, int64_t others, int64_t panels, int64_t most) {
+MOE_FN int64_t moe_panels_per_item_(int64_t workers, int64_t others, int64_t panels, int64_t most) {
   int64_t n = moe_min_(most, panels);
-  while (lanes > 1 && n > 1 && others * moe_ceil_div_(panels, n) < 4 * lanes) n = moe_ceil_div_(n, 2);
+  while (workers > 1 && n > 1 && others * moe_ceil_div_(panels, n) < 4 * workers) n = moe_ceil_div_(n, 2);
   return n;
 }
 
@@ -190,7 +191,7 @@ MOE_FN int64_t moe_group_used_(const moe_group_ *group) {
 
 /* Whether the experts at work have a few rows each. */
 MOE_FN int moe_group_few_(const moe_group_ *group) {
-  return moe_group_all_rows_(group) <= MOE_ROWS_FEW * moe_group_used_(group);
+  return moe_group_all_rows_(group) <= MOE_SMALL_M_MAX * moe_group_used_(group);
 }
 
 /* The panels of one item of a stage over experts. */
@@ -199,38 +200,39 @@ typedef struct moe_span_ {
 } moe_span_;
 
 /* How `panels` panels, from `panel` on, of experts [from,to) divide into items: `per_item` at a time, those of the
-   experts from `last` on `fewer`, so that lanes end together. */
+   experts from `last` on `fewer`, so that workers end together. */
 typedef struct moe_split_ {
   int64_t from, last, to;
   int64_t panel, panels, per_item, fewer;
 } moe_split_;
 
 /* Where rows are so few that reading weights is all the work: items as wide as can be, whose columns memory sends from
-   end to end. All take the same time, so that lanes share what is left of the experts when each has as many. */
+   end to end. All take the same time, so that workers share what is left of the experts when each has as many. */
 MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
-  const int64_t parts = moe_ceil_div_(split->panels, MOE_PANELS_MOST);
+  const int64_t parts = moe_ceil_div_(split->panels, MOE_NC_PANELS_MAX);
   split->per_item = moe_ceil_div_(split->panels, parts);
-  split->fewer = moe_ceil_div_(split->panels, moe_ceil_div_(parts, group->lanes) * group->lanes);
-  for (int64_t left = moe_group_used_(group) % group->lanes; left > 0; left -= moe_group_rows_(group, split->last) > 0)
+  split->fewer = moe_ceil_div_(split->panels, moe_ceil_div_(parts, group->workers) * group->workers);
+  for (int64_t left = moe_group_used_(group) % group->workers; left > 0;
+       left -= moe_group_rows_(group, split->last) > 0)
     split->last--;
 }
 
 /* An item of rows of k elements, with so many sums, takes as many panels as are multiplied at a time or, of a few rows,
-   as many as can ever be. Lanes whose shares are known beforehand get items that are alike. */
+   as many as can ever be. Workers whose shares are known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t k, int64_t sums) {
   const int few = moe_group_few_(group);
   const int64_t used = moe_group_used_(group), all = moe_group_all_rows_(group);
   moe_split_ split = {group->from, group->to, group->to, 0, panels, 0, 1};
-  if (all <= MOE_STREAM_ROWS * used && !group->in_shares) {
+  if (all <= MOE_SMALL_M_TWO_ROWS * used && !group->in_shares) {
     moe_group_split_few_(group, &split);
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, used)));
-  const moe_share_ share = moe_lane_share_(group, rows, k, sums);
-  const int64_t most = few ? MOE_PANELS_MOST : moe_panels_at_once_(share.products, rows);
-  split.per_item = moe_panels_per_item_(group->lanes, used, panels, moe_part_(panels, most));
-  const int64_t last = moe_ceil_div_(group->lanes * split.per_item, moe_max_(1, panels));
-  if (few || group->in_shares || group->lanes == 1 || last > (group->to - group->from) / 4) return split;
+  const moe_scratch_parts_ share = moe_scratch_parts_of_(group, rows, k, sums);
+  const int64_t most = few ? MOE_NC_PANELS_MAX : moe_panels_at_once_(share.products, rows);
+  split.per_item = moe_panels_per_item_(group->workers, used, panels, moe_part_(panels, most));
+  const int64_t last = moe_ceil_div_(group->workers * split.per_item, moe_max_(1, panels));
+  if (few || group->in_shares || group->workers == 1 || last > (group->to - group->from) / 4) return split;
   split.last -= last;
   split.fewer = moe_ceil_div_(split.per_item, 4);
   return split;

@@ -103,13 +103,13 @@ MOE_FN moe_rows_ moe_grouped_dy_(const moe_grouped_ *g) {
   return rows;
 }
 
-/* The right operand: W[e]^T for the forward, W[e] for dx. */
-MOE_FN moe_right_ moe_grouped_right_(const void *arg, int64_t expert) {
+/* The B: W[e]^T for the forward, W[e] for dx. */
+MOE_FN moe_b_ moe_grouped_b_(const void *arg, int64_t expert) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const moe_grouped_gemm_args *args = g->args;
-  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_right_(&g->weight, args->W, args->packed_W, expert);
+  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_b_(&g->weight, args->W, args->packed_W, expert);
   const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K, NULL);
-  return moe_plain_right_(&rows, args->W, expert);
+  return moe_plain_b_(&rows, args->W, expert);
 }
 
 MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) {
@@ -118,7 +118,7 @@ MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) {
 MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) {
   return g->op == MOE_GROUPED_FORWARD ? g->args->K : g->args->N;
 }
-MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_PANEL); }
+MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_NR); }
 
 /* The result, and whether its rows lie as gather_indices has them, not as sorted. */
 MOE_FN char *moe_grouped_out_(const moe_grouped_ *g) {
@@ -136,21 +136,21 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows,
   const int32_t *index = scatters ? args->gather_indices + pos : NULL;
   char *dst = moe_grouped_out_(g) + (scatters ? 0 : pos * stride) + at * g->size;
   for (int64_t i = 0; i < rows && forward && args->topk_weights; i++) /* with permute_y only */
-    g->group.kernels.scale_row(c + i * MOE_PANEL, args->topk_weights[index[i]], n);
-  moe_leave_rows_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
+    g->group.kernels.scale_row(c + i * MOE_NR, args->topk_weights[index[i]], n);
+  moe_store_rows_prefetched_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
 }
 
-MOE_FN void moe_grouped_leave_(void *arg, const moe_products_ *p) {
-  moe_grouped_store_((const moe_grouped_ *)arg, p->first, p->rows, p->panel * MOE_PANEL, p->n, p->c);
+MOE_FN void moe_grouped_epilogue_(void *arg, const moe_products_ *p) {
+  moe_grouped_store_((const moe_grouped_ *)arg, p->first, p->rows, p->panel * MOE_NR, p->n, p->c);
 }
 
 MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
   moe_expert_stage_ stage = {0};
   stage.group = &g->group;
-  stage.left = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
-  stage.left_dtype = g->dtype;
-  stage.right = moe_grouped_right_;
-  stage.leave = moe_grouped_leave_;
+  stage.a = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
+  stage.a_dtype = g->dtype;
+  stage.b = moe_grouped_b_;
+  stage.store_panel = moe_grouped_epilogue_;
   stage.arg = g;
   if (!moe_grouped_scatters_(g))
     stage.to = (moe_place_){moe_grouped_out_(g), moe_grouped_columns_(g) * g->size, g->dtype, 0, NULL, 0, 0};
@@ -159,11 +159,11 @@ MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
 }
 
 /* Work item: 64 columns of the rows at no position. */
-MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_turn_ *turn) {
+MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_worker_ *worker) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
-  const int64_t at = panel * MOE_PANEL, n = moe_min_(MOE_PANEL, moe_grouped_columns_(g) - at);
-  float zero[MOE_PANEL] = {0};
-  (void)turn;
+  const int64_t at = panel * MOE_NR, n = moe_min_(MOE_NR, moe_grouped_columns_(g) - at);
+  float zero[MOE_NR] = {0};
+  (void)worker;
   for (int64_t pos = g->first[g->group.E]; pos < g->total; pos++) moe_grouped_store_(g, pos, 1, at, n, zero);
 }
 
@@ -183,15 +183,15 @@ MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t lanes) {
+MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t workers) {
   const int dw = g->op == MOE_GROUPED_DW;
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
   g->group.first = g->first;
   const int64_t longest = moe_max_(g->args->N, g->args->K);
-  const moe_lane_needs_ needs = {g->total, longest, dw ? MOE_PANELS_LEAST : MOE_PANELS_WIDE, 0, 0,
-                                 dw ? moe_weight_grad_bytes_(&g->group, g->total, longest) : 0};
-  moe_lanes_layout_(&g->group, arena, lanes, &needs);
+  const moe_scratch_needs_ needs = {g->total, longest, dw ? MOE_NC_PANELS : MOE_NC_PANELS_WIDE,
+                                    0,        0,       dw ? moe_weight_grad_bytes_(&g->group, g->total, longest) : 0};
+  moe_scratch_layout_all_(&g->group, arena, workers, &needs);
 }
 
 MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
@@ -227,11 +227,11 @@ MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args
   g.weight = moe_packed_of_(MOE_PACK_GROUPED, g.group.panel, dtype, args->E, args->N, args->K, NULL);
   g.total = args->num_tokens * args->topk;
   g.size = moe_dtype_bytes_(dtype);
-  moe_grouped_layout_(&g, &sized, moe_lanes_(ctx));
+  moe_grouped_layout_(&g, &sized, moe_workers_(ctx));
   MOE_TRY(moe_grouped_check_(ctx, &g, &sized, sizes_only));
   if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
   MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_grouped_layout_(&g, &arena, moe_lanes_(ctx));
+  moe_grouped_layout_(&g, &arena, moe_workers_(ctx));
   moe_grouped_run_(ctx, &g);
   moe_close_workspace_(ctx, &workspace);
   return moe_succeed_(ctx);

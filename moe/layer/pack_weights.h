@@ -31,11 +31,10 @@ MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, 
   p.rows = rows;
   p.columns = columns;
   p.k = grouped ? columns : rows;
-  p.width = layout == MOE_PACK_GATE_UP ? MOE_PANEL / 2 : MOE_PANEL;
+  p.width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
   p.panels = moe_ceil_div_(grouped ? rows : columns, p.width);
   p.panel_bytes = moe_panel_bytes_(kind, p.k);
-  p.quantized =
-      moe_quantized_of_(quantized, dtype, E, p.k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
+  p.quantized = moe_quantized_of_(quantized, dtype, E, p.k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
   return p;
 }
 
@@ -72,34 +71,34 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
 /* An expert's columns where they lie in the plain tensor. */
-MOE_FN moe_right_ moe_plain_right_(const moe_packed_ *p, const void *weight, int64_t expert) {
+MOE_FN moe_b_ moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert) {
   const int64_t size = moe_dtype_bytes_(p->dtype);
-  const int64_t halves = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
-  moe_right_ right = {0};
-  right.dtype = p->dtype;
-  right.group = 32 * size;
-  right.k = p->k;
-  right.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
-  right.transposed = p->layout == MOE_PACK_GROUPED;
-  right.stride = halves * p->columns * size;
-  right.n = right.transposed ? p->rows : p->columns;
-  if (!weight) return right; /* packed only */
-  right.base[0] = (const char *)weight + expert * p->rows * right.stride;
-  if (halves == 2) right.base[1] = right.base[0] + p->columns * size;
+  const int64_t parts = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
+  moe_b_ b = {0};
+  b.dtype = p->dtype;
+  b.group = 32 * size;
+  b.k = p->k;
+  b.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
+  b.transposed = p->layout == MOE_PACK_GROUPED;
+  b.stride = parts * p->columns * size;
+  b.n = b.transposed ? p->rows : p->columns;
+  if (!weight) return b; /* packed only */
+  b.base[0] = (const char *)weight + expert * p->rows * b.stride;
+  if (parts == 2) b.base[1] = b.base[0] + p->columns * size;
   if (p->layout == MOE_PACK_UP) {
-    right.base[0] = right.base[1];
-    right.base[1] = NULL;
+    b.base[0] = b.base[1];
+    b.base[1] = NULL;
   }
-  return right;
+  return b;
 }
 
 /* The same from wherever there is one: packed if given, else quantised, else plain. */
-MOE_FN moe_right_ moe_weight_right_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert) {
-  if (!packed && p->quantized.weight) return moe_quantized_right_(&p->quantized, expert, 0);
-  moe_right_ right = moe_plain_right_(p, weight, expert);
-  if (packed) right.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
-  right.panel_bytes = p->panel_bytes;
-  return right;
+MOE_FN moe_b_ moe_weight_b_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert) {
+  if (!packed && p->quantized.weight) return moe_quantized_b_(&p->quantized, expert, 0);
+  moe_b_ b = moe_plain_b_(p, weight, expert);
+  if (packed) b.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
+  b.panel_bytes = p->panel_bytes;
+  return b;
 }
 
 typedef struct moe_pack_job_ {
@@ -108,14 +107,14 @@ typedef struct moe_pack_job_ {
   const moe_pack_weights_args *args;
 } moe_pack_job_;
 
-MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_pack_job_ *job = (const moe_pack_job_ *)arg;
   const moe_packed_ *p = &job->packed;
-  const moe_right_ all = moe_weight_right_(p, job->args->weight, NULL, item / p->panels),
-                   right = moe_right_part_(&all, item % p->panels, 1);
+  const moe_b_ all = moe_weight_b_(p, job->args->weight, NULL, item / p->panels),
+               b = moe_b_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
-  (void)turn;
-  moe_pack_right_(&job->kernels, p->panel, &right, 0, p->k, panel);
+  (void)worker;
+  moe_pack_b_(&job->kernels, p->panel, &b, 0, p->k, panel);
 }
 
 MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_weights_args *args) {
@@ -141,11 +140,11 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
       group.kernels,
       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
   const int64_t size = moe_dtype_bytes_(dtype), need = moe_packed_bytes_(&job.packed);
-  const int64_t halves = args->layout <= MOE_PACK_UP ? 2 : 1;
+  const int64_t parts = args->layout <= MOE_PACK_UP ? 2 : 1;
   const moe_role_ plain = args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   moe_tensor_ tensor[4] = {
       {"weight", args->quantized ? NULL : args->weight,
-       moe_mul_(moe_mul4_(args->E, args->rows, halves, args->columns), size), size, plain},
+       moe_mul_(moe_mul4_(args->E, args->rows, parts, args->columns), size), size, plain},
       {"packed", args->packed, need, MOE_ALIGN_, MOE_OUTPUT},
   };
   const int n = 2 + moe_quantized_tensors_(&job.packed.quantized, "quantized->codes", "quantized->scales", tensor + 2);

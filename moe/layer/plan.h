@@ -5,7 +5,7 @@
 #define MOE_LAYER_PLAN_H
 
 enum {
-  MOE_CHUNK = 1024,      /* tokens whose partial outputs a lane holds at a time: 64 floats each and panel, for L2; */
+  MOE_CHUNK = 1024,      /* tokens whose partial outputs a worker holds at a time: 64 floats each and panel, for L2; */
   MOE_CHUNK_MOST = 4096, /* or up to so many, so that */
   MOE_CHUNK_RUN_ = 128   /* an expert finds as many rows among them: every chunk reads all weights */
 };
@@ -32,7 +32,7 @@ MOE_FN int64_t moe_plan_most_(const moe_blockwise_layer *layer) {
   return layer->max_rows > 0 ? moe_min_(layer->max_rows, slots) : slots;
 }
 
-/* Tokens of a chunk: equal ones, so that lanes end together. */
+/* Tokens of a chunk: equal ones, so that workers end together. */
 MOE_FN int64_t moe_plan_chunk_(const moe_blockwise_layer *layer) {
   const double rows = (double)moe_plan_most_(layer) / (double)moe_max_(1, layer->E); /* of an expert */
   int64_t chunk = MOE_CHUNK;

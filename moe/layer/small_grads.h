@@ -18,9 +18,9 @@ typedef struct moe_small_grads_ {
 /* Contract 4's dot product of two stored rows. */
 MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const char *a, moe_dtype b_dtype,
                            const char *b, int64_t n) {
-  float sum = 0.0f, x[MOE_PANEL], y[MOE_PANEL];
-  for (int64_t i = 0; i < n; i += MOE_PANEL) {
-    const int64_t count = moe_min_(MOE_PANEL, n - i);
+  float sum = 0.0f, x[MOE_NR], y[MOE_NR];
+  for (int64_t i = 0; i < n; i += MOE_NR) {
+    const int64_t count = moe_min_(MOE_NR, n - i);
     moe_load_row_(kernels, a_dtype, x, a + i * moe_dtype_bytes_(a_dtype), count);
     moe_load_row_(kernels, b_dtype, y, b + i * moe_dtype_bytes_(b_dtype), count);
     sum = sum + kernels->dot(x, y, count);
@@ -44,11 +44,11 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
 }
 
 /* Work item: one expert's column of the affinity gradient; pairs that occur twice add up before the one rounding. */
-MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) {
+MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
-  float *column = moe_lane_at_(&call->group, turn, NULL, call->layer.T).sum;
+  float *column = moe_scratch_at_(&call->group, worker, NULL, call->layer.T).sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
@@ -58,15 +58,15 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_turn_ *turn) 
 }
 
 /* Work item: 64 columns of one expert's down bias gradient, the sum of a*dY. */
-MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
   const int scaled = moe_post_scaled_(&l->config);
-  float sum[MOE_PANEL] = {0}, x[MOE_PANEL];
-  const int64_t panels = moe_ceil_div_(l->H, MOE_PANEL), expert = item / panels, h0 = item % panels * MOE_PANEL;
-  (void)turn;
-  const int64_t n = moe_min_(MOE_PANEL, l->H - h0);
+  float sum[MOE_NR] = {0}, x[MOE_NR];
+  const int64_t panels = moe_ceil_div_(l->H, MOE_NR), expert = item / panels, h0 = item % panels * MOE_NR;
+  (void)worker;
+  const int64_t n = moe_min_(MOE_NR, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
     moe_load_row_(&call->group.kernels, call->dtype, x,
                   stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);

@@ -11,8 +11,8 @@ enum {
 
 typedef struct moe_weight_grad_ {
   const moe_group_ *group;
-  moe_rows_ x, y; /* row r of expert e is row first[e]+r, by token where index is set */
-  moe_panelled_ x_panelled;               /* or x panel by panel, where this has a base */
+  moe_rows_ x, y;           /* row r of expert e is row first[e]+r, by token where index is set */
+  moe_panelled_ x_panelled; /* or x panel by panel, where this has a base */
   moe_dtype x_dtype, y_dtype;
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
   int64_t m, n;                           /* dW[e] is [m, blank+n], */
@@ -25,15 +25,15 @@ typedef struct moe_weight_grad_ {
 } moe_weight_grad_;
 
 /* Bytes of one panel's products, and of `panels` panels of y of `rows` rows in all with theirs. */
-enum { MOE_GRAD_PRODUCTS_ = MOE_PRODUCTS_FLOATS_(MOE_PANEL) * 4 };
+enum { MOE_GRAD_PRODUCTS_ = MOE_C_FLOATS_(MOE_NR) * 4 };
 MOE_FN int64_t moe_weight_grad_room_(const moe_group_ *group, int64_t panels, int64_t rows) {
   const int64_t even = moe_add_(rows, panels); /* each may round its rows up */
   return moe_add_(panels * MOE_GRAD_PRODUCTS_, moe_panel_bytes_(group->panel, even));
 }
 
-/* What a lane needs for this, of all rows there can be and y of at most so many columns. */
+/* What a worker needs for this, of all rows there can be and y of at most so many columns. */
 MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows, int64_t columns) {
-  const int64_t panels = moe_min_(MOE_GRAD_PANELS, moe_ceil_div_(columns, MOE_PANEL));
+  const int64_t panels = moe_min_(MOE_GRAD_PANELS, moe_ceil_div_(columns, MOE_NR));
   return moe_weight_grad_room_(group, panels, moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, panels))));
 }
 
@@ -41,8 +41,8 @@ MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows, int
    other stages have their products. */
 MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, int64_t panels) {
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
-  const int64_t few = MOE_PANELS_LEAST * MOE_PRODUCTS_FLOATS_((int64_t)MOE_ROWS_MAX) * 4;
-  const int64_t room = moe_min_(few, group->room - moe_gathered_bytes_(group, MOE_PANEL, 1));
+  const int64_t few = MOE_NC_PANELS * MOE_C_FLOATS_((int64_t)MOE_MC) * 4;
+  const int64_t room = moe_min_(few, group->room - moe_a_packed_bytes_(group, MOE_NR, 1));
   const int64_t fit = room / moe_weight_grad_room_(group, 1, rows);
   return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
@@ -54,8 +54,8 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
   moe_rows_ part = moe_rows_from_(operand, first);
   part.base += from * size;
   if (operand != &stage->x || !stage->x_panelled.base) return part;
-  part.base = moe_panelled_at_(stage->group, &stage->x_panelled, expert, first, from / MOE_PANEL, size);
-  part.stride = MOE_PANEL * size;
+  part.base = moe_panelled_at_(stage->group, &stage->x_panelled, expert, first, from / MOE_NR, size);
+  part.stride = MOE_NR * size;
   return part;
 }
 
@@ -65,12 +65,11 @@ MOE_FN void moe_weight_grad_pack_(const moe_group_ *group, const moe_mx_round_ *
   if (round)
     moe_mx_round_rows_(&group->kernels, round, rows, dtype, count, n, group->panel, panel);
   else
-    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_PANEL, rows, count, n);
+    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_NR, rows, count, n);
 }
 
 /* n <= 64 columns of y as a panel. */
-MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert, int64_t from, int64_t n,
-                                   char *panel) {
+MOE_FN void moe_weight_grad_b_(const moe_weight_grad_ *stage, int64_t expert, int64_t from, int64_t n, char *panel) {
   const moe_rows_ part = moe_weight_grad_part_(stage, &stage->y, stage->y_dtype, expert, from);
   moe_weight_grad_pack_(stage->group, stage->y_round, &part, stage->y_dtype, moe_group_rows_(stage->group, expert), n,
                         panel);
@@ -78,49 +77,49 @@ MOE_FN void moe_weight_grad_right_(const moe_weight_grad_ *stage, int64_t expert
 
 /* Columns of x as rows of a product: a panel where the tile takes that, else turned while they are in the first-level
    cache; rounded as everywhere, not in the product's mode. */
-MOE_FN void moe_weight_grad_gather_(const moe_left_ *left, const moe_kernels *kernels, int64_t from, int64_t k,
-                                    char *to, char *room) {
-  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
-  const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, left->expert, left->column);
+MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
+                                    char *room) {
+  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)a->source;
+  const moe_rows_ all = moe_weight_grad_part_(stage, &stage->x, stage->x_dtype, a->expert, a->column);
   const moe_panel_kind_ kind = stage->group->panel;
-  const int64_t per_word = kind == MOE_PANEL_F32 ? 1 : 2, step = per_word * MOE_PANEL;
+  const int64_t per_word = kind == MOE_PANEL_F32 ? 1 : 2, step = per_word * MOE_NR;
   const moe_fpenv_ saved = moe_fpenv_enter_();
   for (int64_t at = 0; at < k; at += step) {
     const moe_rows_ part = moe_rows_from_(&all, from + at);
     const int64_t count = moe_min_(step, k - at);
-    char *panel = left->across ? to + moe_panel_bytes_(kind, at) : room;
-    moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, left->rows, panel);
-    if (left->across) continue;
-    moe_turn_panel_(kernels, kind, room, count, left->rows, to + at / per_word * 4, kernels->piece_bytes[kind]);
+    char *panel = a->packed ? to + moe_panel_bytes_(kind, at) : room;
+    moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, a->rows, panel);
+    if (a->packed) continue;
+    moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4, kernels->kc_bytes[kind]);
   }
-  moe_fpenv_leave_(saved);
+  moe_fpenv_restore_(saved);
 }
 
 /* The memory that rows [first, first+rows) of an operand's columns [from, from+n) are read from. */
-MOE_FN moe_ahead_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
-                                         int64_t expert, int64_t from, int64_t n, int64_t first, int64_t rows) {
+MOE_FN moe_prefetch_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                            int64_t expert, int64_t from, int64_t n, int64_t first, int64_t rows) {
   const moe_rows_ all = moe_weight_grad_part_(stage, operand, dtype, expert, from);
   const moe_rows_ part = moe_rows_from_(&all, first);
-  return moe_ahead_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
+  return moe_prefetch_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
-MOE_FN moe_ahead_ moe_weight_grad_left_reads_(const moe_left_ *left, int64_t from, int64_t k) {
-  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)left->source;
-  return moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, left->expert, left->column, left->rows, from, k);
+MOE_FN moe_prefetch_ moe_weight_grad_a_reads_(const moe_a_ *a, int64_t from, int64_t k) {
+  const moe_weight_grad_ *stage = (const moe_weight_grad_ *)a->source;
+  return moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, a->expert, a->column, a->rows, from, k);
 }
 
-MOE_FN moe_left_ moe_weight_grad_left_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert,
-                                       int64_t from, int64_t n) {
-  moe_left_ left = {0};
-  left.rows = n;
-  left.gathered = lane->gathered;
-  left.across = stage->group->kernels.across_tile[stage->group->panel] != NULL;
-  left.gather = moe_weight_grad_gather_;
-  left.reads = moe_weight_grad_left_reads_;
-  left.source = stage;
-  left.expert = expert;
-  left.column = from;
-  return left;
+MOE_FN moe_a_ moe_weight_grad_a_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
+                                 int64_t from, int64_t n) {
+  moe_a_ a = {0};
+  a.rows = n;
+  a.a_packed = scratch->a_packed;
+  a.packed = stage->group->kernels.ukernel_packed_a[stage->group->panel] != NULL;
+  a.gather = moe_weight_grad_pack_a_;
+  a.reads = moe_weight_grad_a_reads_;
+  a.source = stage;
+  a.expert = expert;
+  a.column = from;
+  return a;
 }
 
 MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t n0) {
@@ -128,15 +127,15 @@ MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, 
          ((expert * stage->m + m0) * (stage->blank + stage->n) + stage->blank + n0) * moe_dtype_bytes_(stage->dtype);
 }
 
-/* dW rows [m0, m0+rows) x `panels` panels' columns at n0; of whole panels that leave past the caches only the lines
+/* dW rows [m0, m0+rows) x `panels` panels' columns at n0; of whole panels that leave by non-temporal stores only the lines
    that are not theirs alone, which they begin and end within. */
-MOE_FN moe_ahead_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
-                                          int64_t n0, int64_t panels, int past) {
+MOE_FN moe_prefetch_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
+                                             int64_t n0, int64_t panels, int nt) {
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
-  const int64_t n = moe_min_(panels * MOE_PANEL, stage->n - n0), end = n / MOE_PANEL * MOE_PANEL;
+  const int64_t n = moe_min_(panels * MOE_NR, stage->n - n0), end = n / MOE_NR * MOE_NR;
   const char *first = moe_weight_grad_at_(stage, expert, m0, n0);
-  if (!past) return moe_ahead_rows_(first, NULL, NULL, stride, rows, n * size);
-  return moe_ahead_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
+  if (!nt) return moe_prefetch_rows_(first, NULL, NULL, stride, rows, n * size);
+  return moe_prefetch_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
 }
 
 /* Whether dW is the products, and nothing else. */
@@ -145,7 +144,7 @@ MOE_FN int moe_weight_grad_alone_(const moe_weight_grad_ *stage) { return !stage
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
 MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
-  const int can = stage->group->kernels.across_tile[stage->group->panel] && moe_weight_grad_alone_(stage);
+  const int can = stage->group->kernels.ukernel_packed_a[stage->group->panel] && moe_weight_grad_alone_(stage);
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
   return can && fits;
 }
@@ -155,15 +154,15 @@ MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
   return (uintptr_t)stage->output % 64 == 0 && stage->n * moe_dtype_bytes_(stage->dtype) % 64 == 0;
 }
 
-/* Whether dW leaves past the caches, as an array does that none would keep: within the tile, or by whole lines. */
-MOE_FN int moe_weight_grad_past_(const moe_weight_grad_ *stage) {
+/* Whether dW leaves by non-temporal stores, as an array does that none would keep: within the tile, or by whole lines. */
+MOE_FN int moe_weight_grad_nt_(const moe_weight_grad_ *stage) {
   const int can = moe_weight_grad_in_tile_(stage) || (moe_weight_grad_alone_(stage) && moe_weight_grad_whole_(stage));
-  return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_PAST_LEAST;
+  return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_NT_MIN_BYTES;
 }
 
 /* Whether it then does so by whole lines, none of which is read before. */
 MOE_FN int moe_weight_grad_unread_(const moe_weight_grad_ *stage) {
-  return moe_weight_grad_past_(stage) && moe_weight_grad_whole_(stage);
+  return moe_weight_grad_nt_(stage) && moe_weight_grad_whole_(stage);
 }
 
 /* A panel of them from its products; the product has fetched what is read. */
@@ -174,7 +173,7 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
   char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
   if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
   if (moe_weight_grad_unread_(stage)) {
-    moe_leave_past_(kernels, stage->dtype, dst, stride, c, rows, n);
+    moe_store_rows_nt_(kernels, stage->dtype, dst, stride, c, rows, n);
     return;
   }
   kernels->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
@@ -183,93 +182,98 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
 }
 
 /* Products on their way to dW. */
-typedef struct moe_weight_grad_leaving_ {
+typedef struct moe_weight_grad_product_ {
   const moe_weight_grad_ *stage;
   int64_t expert, m0, rows, n0; /* n0: of the first panel */
-} moe_weight_grad_leaving_;
+} moe_weight_grad_product_;
 
-MOE_FN void moe_weight_grad_leave_(void *arg, int64_t p, float *c) {
-  const moe_weight_grad_leaving_ *leaving = (const moe_weight_grad_leaving_ *)arg;
-  const int64_t at = leaving->n0 + p * MOE_PANEL, n = moe_min_(MOE_PANEL, leaving->stage->n - at);
-  moe_weight_grad_store_(leaving->stage, leaving->expert, leaving->m0, leaving->rows, at, n, c);
+MOE_FN void moe_weight_grad_epilogue_(void *arg, int64_t p, float *c) {
+  const moe_weight_grad_product_ *product = (const moe_weight_grad_product_ *)arg;
+  const int64_t at = product->n0 + p * MOE_NR, n = moe_min_(MOE_NR, product->stage->n - at);
+  moe_weight_grad_store_(product->stage, product->expert, product->m0, product->rows, at, n, c);
 }
 
 /* dW rows [m0, m0+rows) of `panels` panels at n0; `next` is read after them. */
-MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t m0,
-                                  int64_t rows, int64_t n0, int64_t panels, const moe_right_ *right,
-                                  const moe_ahead_ *next) {
-  const int past = moe_weight_grad_past_(stage), unread = moe_weight_grad_unread_(stage);
-  MOE_LINE_ALIGNED char carry[MOE_PANEL * 64];
-  const moe_ahead_ into = moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : rows, n0, panels, past);
-  moe_weight_grad_leaving_ leaving = {stage, expert, m0, rows, n0};
-  moe_results_ results = moe_results_leave_(moe_weight_grad_leave_, &leaving);
+MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
+                                  int64_t m0, int64_t rows, int64_t n0, int64_t panels, const moe_b_ *b,
+                                  const moe_prefetch_ *next) {
+  const int nt = moe_weight_grad_nt_(stage), unread = moe_weight_grad_unread_(stage);
+  MOE_LINE_ALIGNED char carry[MOE_NR * 64];
+  const moe_prefetch_ into = moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : rows, n0, panels, nt);
+  moe_weight_grad_product_ product = {stage, expert, m0, rows, n0};
+  moe_epilogue_ results = moe_epilogue_store_(moe_weight_grad_epilogue_, &product);
   results.into = &into;
   if (moe_weight_grad_in_tile_(stage))
-    results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0), stage->n * moe_dtype_bytes_(stage->dtype),
-                              stage->dtype, past, past && !unread ? carry : NULL, 0, 0};
-  moe_left_ left = moe_weight_grad_left_(stage, lane, expert, m0, rows);
-  moe_lane_multiply_(stage->group, lane, &left, right, next, &results);
+    results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0),
+                              stage->n * moe_dtype_bytes_(stage->dtype),
+                              stage->dtype,
+                              nt,
+                              nt && !unread ? carry : NULL,
+                              0,
+                              0};
+  moe_a_ a = moe_weight_grad_a_(stage, scratch, expert, m0, rows);
+  moe_group_multiply_(stage->group, scratch, &a, b, next, &results);
 }
 
-MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_lane_ *lane, int64_t expert, int64_t n0,
-                                     int64_t panels, const moe_ahead_ *next) {
+MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
+                                     int64_t n0, int64_t panels, const moe_prefetch_ *next) {
   const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
-  char *y = (char *)lane->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products */
+  char *y = (char *)scratch->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products */
   for (int64_t j = 0; j < panels; j++) {
-    const int64_t at = n0 + j * MOE_PANEL;
-    moe_weight_grad_right_(stage, expert, stage->blank + at, moe_min_(MOE_PANEL, stage->n - at), y + j * bytes);
+    const int64_t at = n0 + j * MOE_NR;
+    moe_weight_grad_b_(stage, expert, stage->blank + at, moe_min_(MOE_NR, stage->n - at), y + j * bytes);
   }
-  const moe_right_ right = moe_right_packed_(y, bytes, moe_min_(panels * MOE_PANEL, stage->n - n0), k);
-  const int64_t piece = moe_min_(k, moe_piece_(&stage->group->kernels, stage->group->panel, MOE_ROWS_MAX, k));
-  for (int64_t m0 = stage->m_from; m0 < stage->m_to; m0 += MOE_PANEL) {
-    const int64_t rows = moe_min_(MOE_PANEL, stage->m_to - m0);
-    const moe_left_ then = moe_weight_grad_left_(
-        stage, lane, expert, m0 + MOE_PANEL, moe_min_(MOE_PANEL, stage->m_to - m0 - MOE_PANEL));
-    const moe_ahead_ ahead = then.rows > 0 ? then.reads(&then, 0, piece) : *next;
-    moe_weight_grad_rows_(stage, lane, expert, m0, rows, n0, panels, &right, &ahead);
+  const moe_b_ b = moe_b_packed_(y, bytes, moe_min_(panels * MOE_NR, stage->n - n0), k);
+  const int64_t kc = moe_min_(k, moe_kc_(&stage->group->kernels, stage->group->panel, MOE_MC, k));
+  for (int64_t m0 = stage->m_from; m0 < stage->m_to; m0 += MOE_NR) {
+    const int64_t rows = moe_min_(MOE_NR, stage->m_to - m0);
+    const moe_a_ then =
+        moe_weight_grad_a_(stage, scratch, expert, m0 + MOE_NR, moe_min_(MOE_NR, stage->m_to - m0 - MOE_NR));
+    const moe_prefetch_ prefetch = then.rows > 0 ? then.reads(&then, 0, kc) : *next;
+    moe_weight_grad_rows_(stage, scratch, expert, m0, rows, n0, panels, &b, &prefetch);
   }
 }
 
 MOE_FN void moe_weight_grad_split_(const moe_weight_grad_ *stage, int64_t item, int64_t *expert, int64_t *n0) {
-  const int64_t parts = moe_ceil_div_(stage->n, stage->wide * MOE_PANEL);
+  const int64_t parts = moe_ceil_div_(stage->n, stage->wide * MOE_NR);
   *expert = stage->group->from + item / parts;
-  *n0 = item % parts * stage->wide * MOE_PANEL;
+  *n0 = item % parts * stage->wide * MOE_NR;
 }
 
-MOE_FN void moe_weight_grad_ahead_(void *arg, int64_t item, moe_ahead_ *ahead) {
+MOE_FN void moe_weight_grad_item_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
-  *ahead = moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
-                                  moe_min_(stage->wide * MOE_PANEL, stage->n - n0), 0,
-                                  moe_group_rows_(stage->group, expert));
+  *prefetch =
+      moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
+                             moe_min_(stage->wide * MOE_NR, stage->n - n0), 0, moe_group_rows_(stage->group, expert));
 }
 
 /* An expert without rows still gets its gradient, zero. */
-MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_turn_ *turn) {
+MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  moe_lane_ lane = moe_lane_at_(stage->group, turn, NULL, 0);
+  moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, NULL, 0);
   int64_t expert, n0;
-  lane.c = (float *)(void *)(lane.gathered + moe_gathered_bytes_(stage->group, MOE_PANEL, 1));
+  scratch.c = (float *)(void *)(scratch.a_packed + moe_a_packed_bytes_(stage->group, MOE_NR, 1));
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = moe_group_rows_(stage->group, expert);
-  const int64_t end = moe_min_(stage->n, n0 + stage->wide * MOE_PANEL), panels = moe_ceil_div_(end - n0, MOE_PANEL);
+  const int64_t end = moe_min_(stage->n, n0 + stage->wide * MOE_NR), panels = moe_ceil_div_(end - n0, MOE_NR);
   const int64_t step = moe_weight_grad_panels_(stage->group, rows, panels);
-  for (; n0 < end; n0 += step * MOE_PANEL)
-    moe_weight_grad_columns_(stage, &lane, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_PANEL)),
-                             &turn->ahead);
+  for (; n0 < end; n0 += step * MOE_NR)
+    moe_weight_grad_columns_(stage, &scratch, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_NR)),
+                             &worker->prefetch);
 }
 
 /* The group's rows must be known. */
 MOE_FN moe_work_ moe_weight_grad_work_(moe_weight_grad_ *stage) {
   const moe_group_ *group = stage->group;
-  const int64_t panels = moe_ceil_div_(stage->n, MOE_PANEL), experts = group->to - group->from,
+  const int64_t panels = moe_ceil_div_(stage->n, MOE_NR), experts = group->to - group->from,
                 rows = moe_ceil_div_(moe_group_all_rows_(group), experts);
   const moe_work_ none = {0, NULL, NULL, NULL};
   if (!stage->output) return none;
-  stage->wide = moe_panels_per_item_(group->lanes, experts, panels, moe_weight_grad_panels_(group, rows, panels));
+  stage->wide = moe_panels_per_item_(group->workers, experts, panels, moe_weight_grad_panels_(group, rows, panels));
   const moe_work_ work = {experts * moe_ceil_div_(panels, stage->wide), moe_weight_grad_item_, stage,
-                          moe_weight_grad_ahead_};
+                          moe_weight_grad_item_reads_};
   return work;
 }
 

@@ -1,0 +1,138 @@
+/* The context at work: validation, and running work items on the caller's threads. */
+#ifndef MOE_BASE_WORKERS_H
+#define MOE_BASE_WORKERS_H
+
+#define MOE_MAX_WORKERS_ 1024
+
+MOE_FN int64_t moe_workers_(const moe_context *ctx) {
+  int64_t workers = ctx ? ctx->num_threads : 0;
+#ifdef _OPENMP
+  if (workers == 0) workers = omp_get_max_threads();
+#endif
+  return workers < 1 ? 1 : workers;
+}
+
+MOE_FN moe_status moe_check_context_(moe_context *ctx) {
+  if (!ctx) return MOE_OK;
+  if (ctx->num_threads < 0 || ctx->num_threads > MOE_MAX_WORKERS_)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "ctx.num_threads", "must be between 0 and 1024");
+  MOE_TRY(moe_check_enum_(ctx, "ctx.schedule", (int)ctx->schedule, MOE_SCHEDULE_SHUFFLED + 1));
+  if (!ctx->allocate != !ctx->release)
+    return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "ctx.allocate", "and ctx.release must be given together");
+  return MOE_OK;
+}
+
+/* The rows of a A that a worker has gathered: rows [first, first+rows) of stage `of`; NULL: none. */
+typedef struct moe_cached_ {
+  const void *of;
+  int64_t first, rows;
+} moe_cached_;
+
+/* What a work item is told beside its number. At any moment a worker is on one thread only, so a worker's scratch memory is
+   its own; `held` is what the item before left there, `ahead` what the worker's next item will read first. */
+typedef struct moe_worker_ {
+  int64_t index;
+  moe_cached_ cached;
+  moe_prefetch_ prefetch;
+} moe_worker_;
+
+/* One kind of work item. */
+typedef struct moe_work_ {
+  int64_t count;
+  void (*run)(void *arg, int64_t item, moe_worker_ *worker);
+  void *arg;
+  void (*next_reads)(void *arg, int64_t item, moe_prefetch_ *prefetch); /* (optional) */
+} moe_work_;
+
+typedef struct moe_job_ {
+  const moe_work_ *work;
+  int works, claims_next;
+  int64_t items, workers, stride; /* stride: MOE_SCHEDULE_SHUFFLED's step, coprime to items */
+  moe_schedule schedule;
+  atomic_llong next;
+} moe_job_;
+
+MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
+  const moe_work_ *work = job->work;
+  while (*item >= work->count) *item -= work++->count;
+  return work;
+}
+
+/* Whether a worker's share of the items is known beforehand: then all should be alike. */
+MOE_FN int moe_in_shares_(const moe_context *ctx) { return ctx && ctx->schedule == MOE_SCHEDULE_HI_LO; }
+
+/* Whether items are claimed in their order, those of the first work first. */
+MOE_FN int moe_in_order_(const moe_context *ctx) { return !ctx || ctx->schedule == MOE_SCHEDULE_PING_PONG; }
+
+/* The worker's n-th item, or -1 when there are no more. */
+MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t index, int64_t n) {
+  if (job->schedule == MOE_SCHEDULE_HI_LO) {
+    const int64_t share = job->items / job->workers, extra = job->items % job->workers;
+    return n < share + (index < extra) ? index * share + moe_min_(index, extra) + n : -1;
+  }
+  const int64_t i = (int64_t)atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
+  if (i >= job->items) return -1;
+  return job->schedule == MOE_SCHEDULE_SHUFFLED
+             ? (int64_t)((uint64_t)(i + 1) * (uint64_t)job->stride % (uint64_t)job->items)
+             : i;
+}
+
+/* Where a work looks ahead, a worker claims one item ahead, so that the item under way can have the next one's memory
+   fetched. At the end that leaves items with a worker while others have none: so only there. */
+MOE_FN void moe_run_worker_(void *arg, int64_t index) {
+  moe_job_ *job = (moe_job_ *)arg;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  int64_t item = moe_claim_(job, index, 0);
+  moe_worker_ worker = {0};
+  worker.index = index;
+  for (int64_t n = 1; item >= 0; n++) {
+    const moe_work_ *work = moe_find_work_(job, &item);
+    const moe_prefetch_ nothing = {0};
+    worker.prefetch = nothing;
+    int64_t next = job->claims_next ? moe_claim_(job, index, n) : -1, inner = next;
+    if (next >= 0) {
+      const moe_work_ *after = moe_find_work_(job, &inner);
+      if (after->next_reads) after->next_reads(after->arg, inner, &worker.prefetch);
+    }
+    work->run(work->arg, item, &worker);
+    item = job->claims_next ? next : moe_claim_(job, index, n);
+  }
+  moe_fpenv_restore_(saved);
+  moe_cpu_clean_();
+}
+
+MOE_FN int64_t moe_gcd_(int64_t a, int64_t b) {
+  while (b) {
+    int64_t r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+/* Runs all items of all works and returns when they are done. An item may wait for one before it if moe_in_order_: all
+   of those are done or, somewhere, under way. */
+MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
+  moe_job_ job;
+  job.work = work;
+  job.works = works;
+  job.items = 0;
+  job.claims_next = 0;
+  for (int w = 0; w < works; w++) job.items += work[w].count, job.claims_next |= work[w].next_reads != NULL;
+  if (job.items == 0) return;
+  job.workers = moe_min_(moe_workers_(ctx), job.items);
+  job.schedule = ctx ? ctx->schedule : MOE_SCHEDULE_PING_PONG;
+  job.stride = job.items * 5 / 8 + 1;
+  while (moe_gcd_(job.stride, job.items) != 1) job.stride++;
+  atomic_init(&job.next, 0);
+  if (ctx && ctx->parallel_for && job.workers > 1) {
+    ctx->parallel_for(ctx->parallel_for_user, job.workers, moe_run_worker_, &job);
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static, 1) num_threads((int)job.workers)
+#endif
+  for (int64_t index = 0; index < job.workers; index++) moe_run_worker_(&job, index);
+}
+
+#endif

@@ -1,0 +1,228 @@
+/* A tile: rows in registers times a panel, and what is fetched beside. */
+#ifndef MOE_GEMM_UKERNEL_H
+#define MOE_GEMM_UKERNEL_H
+
+enum {
+  MOE_MR = 6, /* rows of A in registers */
+  /* The last seven or eight are four and the rest: two rows take as long as three (measured). */
+  MOE_MR_LAST_ = MOE_MR + 2,
+  MOE_OVERLAP_K_ = 32, /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
+                          4 * MOE_MR or more */
+  /* A panel turns beside MOE_TRANSPOSE_TILES_ tiles: beside each a part of k of a part of the columns, and beside every pair
+     of k MOE_TRANSPOSE_DEEP_ elements of one of those. */
+  MOE_TRANSPOSE_PARTS_ = 4,
+  MOE_TRANSPOSE_TILES_ = MOE_TRANSPOSE_PARTS_ * MOE_TRANSPOSE_PARTS_,
+  MOE_TRANSPOSE_WIDE_ = MOE_NR / MOE_TRANSPOSE_PARTS_,
+  MOE_TRANSPOSE_DEEP_ = 2 * MOE_NR / MOE_TRANSPOSE_TILES_
+};
+
+/* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one
+   of `tiles`, of `bytes` bytes of each of `count` rows, which are more than streams a prefetcher can follow. */
+typedef struct moe_prefetches_ {
+  moe_prefetch_ prefetch, into;
+  moe_rows_ rows;
+  int64_t bytes, row, count; /* row: the next one */
+  int64_t tiles, due;        /* due: `tiles` for every row that is to be fetched by now */
+} moe_prefetches_;
+
+/* One tile on. Returns whether there is a step to take. */
+MOE_INLINE int moe_prefetches_next_(moe_prefetches_ *prefetches) {
+  prefetches->due += prefetches->count;
+  return prefetches->due >= prefetches->tiles || prefetches->prefetch.block.at || prefetches->into.block.at;
+}
+
+MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
+  for (; prefetches->due >= prefetches->tiles && prefetches->row < prefetches->count;
+       prefetches->due -= prefetches->tiles) {
+    const char *row = moe_row_(&prefetches->rows, prefetches->row++);
+    for (int64_t at = 0; at < prefetches->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+  if (prefetches->row == prefetches->count) prefetches->count = prefetches->row = prefetches->due = 0;
+}
+
+/* The step: as moe_prefetch_step_. Not inlined into every tile; and quick code copies words by words, as vectors are not
+   to be touched with their registers' upper halves in use. */
+MOE_QUICK_BEGIN
+MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
+  moe_prefetches_rows_(prefetches);
+  const int64_t fetches = moe_prefetch_step_(&prefetches->prefetch, fetch);
+  return fetches ? fetches : moe_prefetch_step_(&prefetches->into, fetch);
+}
+MOE_QUICK_END
+
+/* `rows` rows times a panel, MOE_MR at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
+   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
+   (piece_bytes) on. One or two may be multiplied as three, or an odd number as one more: those beyond the last may be
+   anything, but there is room for them, in c as well. Meanwhile `beside` is brought into the second-level cache; where
+   the tile has the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into
+   the first a share of what the next MOE_MR take as well: their rows and sums. */
+typedef struct moe_ukernel_ {
+  const char *row; /* the first */
+  int64_t rows, k;
+  const void *panel;
+  float *c;
+  int add;                     /* 0: c starts at +0 */
+  moe_prefetches_ *prefetches; /* or NULL */
+  const char *a_next;          /* rows that are multiplied after the last, */
+  const float *c_next;         /*   and their sums */
+  moe_dtype dtype;             /* of what pack_tile, gather_tile or turn_tile reads */
+  /* For pack_tile, which takes MOE_MR and makes the panel on the way: columns [32p, 32p+32) of row k lie at
+     base[p] + k*stride, or in the panel's own place; what is packed next, `ahead` bytes on, is fetched. */
+  const char *base[2];
+  int64_t stride, prefetch;
+  void *packed;
+  /* For turn_tile, which takes up to MOE_TRANSPOSE_TILES_ whole MOE_MR: beside each, a part of k of a part of the
+     columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
+     `packed`, rows of a panel's length, as element n of that type or, if it turns into a float, as the upper bits of
+     float n, whose others are zero already. */
+  /* For gather_tile, which takes whole MOE_MR: beside each the next ones are gathered, a piece apart, and those
+     behind are fetched: later_rows of them from `later` on, the first of which is brought to `gathered`. */
+  moe_rows_ later;
+  int64_t later_rows;
+  char *a_packed;
+  moe_place_ to;            /* where the sums leave for, whatever c then holds; nowhere: they stay in c */
+  moe_store_rows_fn_ store; /*   as its type */
+} moe_ukernel_;
+typedef void (*moe_ukernel_fn_)(const moe_ukernel_ *ukernel);
+
+/* Bytes of a row of sums that leaves. */
+MOE_INLINE int64_t moe_ukernel_to_bytes_(const moe_ukernel_ *t) {
+  return MOE_NR * (t->to.dtype == MOE_DTYPE_F32 ? 4 : 2);
+}
+
+/* Rows of a tile that leave by non-temporal stores, a line at a time beside the next one's products: all at once they would
+   take up the places where misses of the first-level cache wait. */
+typedef struct moe_nt_ {
+  const char *from;     /* the next line, and where it goes */
+  char *to, *row;       /* row: somewhere in the first line of its row that goes */
+  int64_t stride, skip; /* bytes from row to row where they go; between them where they come from */
+  int64_t run;          /* lines of a row */
+  int64_t in_row, left; /* lines that are left of the row, and of all */
+} moe_nt_;
+
+MOE_INLINE char *moe_line_of_(char *at) { return at - ((uintptr_t)at & 63); }
+
+/* The line that a first panel begins within has been stored. */
+MOE_INLINE moe_nt_ moe_nt_begin_(const moe_place_ *place, const char *lines, char *to, int64_t rows, int64_t bytes) {
+  const int64_t skip = place->carry && place->begins ? 64 : 0, run = (bytes - skip) / 64;
+  const moe_nt_ nt = {lines + skip, moe_line_of_(to) + skip, to + skip, place->stride, skip, run, run, rows * run};
+  return nt;
+}
+
+MOE_INLINE void moe_nt_move_(moe_nt_ *nt) {
+  nt->from += 64;
+  nt->to += 64;
+  nt->left--;
+  if (--nt->in_row > 0) return;
+  nt->in_row = nt->run;
+  nt->from += nt->skip;
+  nt->row += nt->stride;
+  nt->to = moe_line_of_(nt->row);
+}
+
+/* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
+typedef struct moe_ukernel_at_ {
+  const char *row;
+  int64_t rows, now; /* now: of those, as many as are multiplied at once */
+  float *c;
+  char *to, *carry; /* or NULL */
+  moe_prefetch_at_ fetch;
+  int64_t fetches, left; /* in all; that are left of a part's */
+  const char *a_next, *next;
+} moe_ukernel_at_;
+
+/* Of so many rows. */
+MOE_INLINE int64_t moe_ukernel_mr_(int64_t rows) {
+  if (rows > MOE_MR_LAST_) return MOE_MR;
+  return rows > MOE_MR ? MOE_MR_LAST_ / 2 : rows;
+}
+
+/* How many tiles of MOE_MR there are before the last three to MOE_MR_LAST_ rows. */
+MOE_INLINE int64_t moe_ukernels_before_last_(int64_t rows) { return (rows + MOE_MR - MOE_MR_LAST_ - 1) / MOE_MR; }
+
+MOE_INLINE moe_ukernel_at_ moe_ukernel_first_(const moe_ukernel_ *t) {
+  moe_ukernel_at_ at;
+  at.row = t->row;
+  at.rows = t->rows;
+  at.now = moe_ukernel_mr_(at.rows);
+  at.c = t->c;
+  at.to = t->to.base;
+  at.carry = t->to.carry;
+  return at;
+}
+
+/* On to the next rows, `pitch` bytes apart. */
+MOE_INLINE void moe_ukernel_move_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
+  at->row += at->now * pitch;
+  if (at->carry) at->carry += at->now * 64;
+  at->rows -= at->now;
+  at->c += at->now * MOE_NR;
+  if (at->to) at->to += at->now * t->to.stride;
+  at->now = moe_ukernel_mr_(at->rows);
+}
+
+/* Where the rows are that are gathered beside those at hand, and then those that are fetched. */
+MOE_INLINE void moe_ukernel_later_(const moe_ukernel_ *t, const moe_ukernel_at_ *at, const char *row[2 * MOE_MR]) {
+  const int64_t first = t->rows - at->rows, last = t->later_rows - 1;
+  for (int64_t j = 0; j < 2 * MOE_MR; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
+}
+
+/* Whether elements are the upper halves of floats (MOE_FORMAT_UPPER), and whether they turn into floats as they are. */
+MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
+MOE_INLINE int moe_transposes_to_f32_(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 || moe_is_upper_(dtype); }
+
+/* Columns that turn beside the rows at hand: the next one, and where it goes. */
+typedef struct moe_transposing_ {
+  const char *from;
+  char *to;
+  int64_t stride, step, size;
+} moe_transposing_;
+
+MOE_INLINE moe_transposing_ moe_transposing_begin_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {
+  const int64_t ukernel = (t->rows - at->rows) / MOE_MR,
+                k = ukernel / MOE_TRANSPOSE_PARTS_ * (t->k / MOE_TRANSPOSE_PARTS_),
+                n = ukernel % MOE_TRANSPOSE_PARTS_ * MOE_TRANSPOSE_WIDE_;
+  const int64_t size = moe_dtype_bytes_(t->dtype), step = moe_transposes_to_f32_(t->dtype) ? 4 : size;
+  const moe_transposing_ transposing = {t->base[0] + n * t->stride + k * size,
+                                        (char *)t->packed + k * MOE_NR_BYTES_ + n * step + (step - size), t->stride,
+                                        step, size};
+  return transposing;
+}
+
+/* On to the next k, after all columns. */
+MOE_INLINE void moe_transposing_move_(moe_transposing_ *transposing) {
+  transposing->from += MOE_TRANSPOSE_DEEP_ * transposing->size - MOE_TRANSPOSE_WIDE_ * transposing->stride;
+  transposing->to += MOE_TRANSPOSE_DEEP_ * MOE_NR_BYTES_ - MOE_TRANSPOSE_WIDE_ * transposing->step;
+}
+
+/* Sums that are to leave do so from c, which is in the first-level cache. */
+MOE_INLINE void moe_ukernel_store_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {
+  if (at->to) t->store(at->to, t->to.stride, NULL, at->c, at->now, MOE_NR);
+}
+
+/* With the rows at hand multiplied, on to the next. */
+MOE_INLINE void moe_ukernel_next_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
+  moe_ukernel_store_(t, at);
+  moe_ukernel_move_(t, pitch, at);
+}
+
+/* What is to be fetched beside those at hand: a line that is there where nothing is. */
+MOE_INLINE void moe_ukernel_prefetch_begin_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
+  moe_prefetch_block_ fetch = {(const char *)t->panel, t->k, 0, 0};
+  at->fetches = t->prefetches && moe_prefetches_next_(t->prefetches) ? moe_prefetches_step_(t->prefetches, &fetch) : 0;
+  at->fetch = moe_prefetch_begin_(&fetch);
+  const int last = at->rows <= at->now;
+  at->a_next = last ? t->a_next : at->row + at->now * pitch;
+  at->next = (const char *)(last ? t->c_next : at->c + at->now * MOE_NR);
+}
+
+/* All of one pair's, which is `size` of the bytes of each row's piece. */
+MOE_INLINE void moe_ukernel_prefetch_(moe_ukernel_at_ *at, int64_t size, int64_t kc) {
+  moe_prefetch_next_(&at->fetch);
+  __builtin_prefetch(at->a_next, 0, 3);
+  at->a_next += MOE_MR * size;
+  __builtin_prefetch(at->next, 0, 3);
+  at->next += MOE_MR * MOE_NR * 4 / (kc / size);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
+   columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
+
+/* Row i in the lines that it goes to: its bytes move up behind what the panel before has left of the first. A line that
+   is not filled, where the first panel begins or the last one ends, is stored in part. */
+MOE_INLINE void MOE_K(ukernel_carry)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int64_t i, char *line) {
+  char *to = at->to + i * t->to.stride, *first = moe_line_of_(to), *carry = at->carry + i * 64;
+  const int64_t begun = to - first, bytes = moe_ukernel_to_bytes_(t);
+  MOE_V(i) before = MOE_V(loadi)(carry);
+  for (int64_t j = 0; j < bytes; j += 64) {
+    const MOE_V(i) own = MOE_V(loadi)(line + j);
+    MOE_V(storei)(line + j, MOE_V(shift_in)(before, own, begun));
+    before = own;
+  }
+  MOE_V(storei)(carry, before);
+  if (t->to.begins) MOE_V(storei_part)(first, MOE_V(loadi)(line), begun, 64);
+  if (t->to.ends) MOE_V(storei_part)(first + bytes, MOE_V(shift_in)(before, before, begun), 0, begun);
+}
+
+/* Row i's sums go to c or, to leave by non-temporal stores, rounded to `lines`; only a NaN takes the way over c. */
+MOE_INLINE void MOE_K(ukernel_row_end)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int i, char *lines,
+                                       const MOE_V(f) * sum) {
+  float *c = at->c + i * MOE_NR;
+  char *line = lines ? lines + i * moe_ukernel_to_bytes_(t) : NULL;
+  if (!lines || MOE_V(any_nan4)(sum)) {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_NR / MOE_W; j++) MOE_V(store)(c + j * MOE_W, sum[j]);
+    if (lines) t->store(line, 0, NULL, c, 1, MOE_NR);
+  } else {
+    MOE_UNROLL
+    for (int j = 0; j < MOE_NR / MOE_W; j++) {
+      if (t->to.dtype == MOE_DTYPE_F32)
+        MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+      else if (j % 2 == 0)
+        MOE_V(storei)
+      (line + j * MOE_W * 2,
+       t->to.dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
+    }
+  }
+}
+
+MOE_INLINE void MOE_K(ukernel_line_nt)(moe_nt_ *nt) {
+  MOE_V(storei_nt)(nt->to, MOE_V(loadi)(nt->from));
+  moe_nt_move_(nt);
+}
+
+/* The rest of what leaves, before other rows take its place. */
+MOE_INLINE void MOE_K(ukernel_lines_nt)(moe_nt_ *nt) {
+  while (nt->left > 0) MOE_K(ukernel_line_nt)(nt);
+}
+
+/* What is not to leave by non-temporal stores is stored while it is in the first; of what is, a line will leave at a time. The
+   sums of a few rows are in c either way. */
+MOE_INLINE void MOE_K(ukernel_store)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int few, char *lines,
+                                     moe_nt_ *nt) {
+  const int64_t rows = at->now, bytes = moe_ukernel_to_bytes_(t);
+  if (!at->to) return;
+  if (t->to.nt) {
+    if (few) t->store(lines, bytes, NULL, at->c, rows, MOE_NR);
+    for (int64_t i = 0; i < rows && at->carry; i++) MOE_K(ukernel_carry)(t, at, i, lines + i * bytes);
+    *nt = moe_nt_begin_(&t->to, lines, at->to, rows, bytes);
+  } else {
+    t->store(at->to, t->to.stride, NULL, at->c, rows, MOE_NR);
+  }
+}
+
+/* The rows at hand; lines: NULL, or where they are to be left. */
+MOE_INLINE void MOE_K(packed_a_rows)(int rows, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines, moe_nt_ *nt) {
+  MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
+  const float *panel = (const float *)t->panel;
+  const char *row = at->row;
+  MOE_V(ukernel_begin)(rows, at->c, t->add, acc);
+  for (int64_t p = (t->k + 1) / 2; p > 0; p--, row += 2 * MOE_NR_BYTES_, panel += 2 * MOE_NR) {
+    MOE_V(ukernel_prefetch_step)(at);
+    if (nt->left > 0) MOE_K(ukernel_line_nt)(nt);
+    MOE_OPAQUE_POINTER(row);
+    MOE_V(ukernel_pairs)(rows, 1, 1, row, panel, acc);
+  }
+  MOE_K(ukernel_lines_nt)(nt);
+  MOE_UNROLL
+  for (int i = 0; i < rows; i++) MOE_K(ukernel_row_end)(t, at, i, lines, acc[i]);
+}
+
+MOE_FN void MOE_K(ukernel_packed_a_f32)(const moe_ukernel_ *t) {
+  MOE_LINE_ALIGNED char lines[MOE_MR * MOE_NR_BYTES_];
+  moe_nt_ nt = {0};
+  for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_move_(t, 4, &at)) {
+    moe_ukernel_prefetch_begin_(t, 4, &at);
+    if (at.now <= 4)
+      MOE_K(packed_a_rows)(4, t, &at, NULL, &nt);
+    else
+      MOE_K(packed_a_rows)(MOE_MR, t, &at, at.to && t->to.nt ? lines : NULL, &nt);
+    MOE_K(ukernel_store)(t, &at, at.now <= 4, lines, &nt);
+  }
+  MOE_K(ukernel_lines_nt)(&nt);
+}

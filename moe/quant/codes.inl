@@ -1,0 +1,194 @@
+/* Codes of narrow elements, in 32-bit lanes, to float and back; and codes in the lanes' bits from `at` on times the
+   power of two that the lanes' E8M0 bytes say. All of it is exact but for encoding, and without subnormal operands: fit
+   for use in any floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and, in fp8, codes of
+   normal numbers. */
+
+/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those
+   at a midpoint past it, and no other across one. */
+MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, const moe_cast_ *cast) {
+  const MOE_V(i) bits = MOE_V(casti)(x), given = MOE_V(andi)(bits, MOE_V(set1i)(0x7fffffffu));
+  const MOE_V(i) magnitude = MOE_V(ori)(given, MOE_V(set1i)(cast->away)), magic = MOE_V(set1i)(f->magic);
+  const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, f->shift), MOE_V(set1i)(1u));
+  const MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->bits - 1);
+  const MOE_V(f) tiny = MOE_V(add)(MOE_V(castf)(magnitude), MOE_V(castf)(magic));
+  const MOE_V(m) subnormal = MOE_V(lti)(magnitude, MOE_V(set1i)(f->rebias + (1u << 23)));
+  const uint32_t below_half = (1u << (f->shift - 1)) - 1u;
+  MOE_V(i) code = MOE_V(addi)(MOE_V(addi)(magnitude, odd), MOE_V(set1i)(below_half - f->rebias));
+  code = MOE_V(selecti)(subnormal, MOE_V(subi)(MOE_V(casti)(tiny), magic), MOE_V(srli)(code, f->shift));
+  code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(set1i)(cast->overflow), code);
+  code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f7fffffu), given), MOE_V(set1i)(cast->infinity), code);
+  /* What overflowed to NaN has no sign. */
+  const MOE_V(i) keep = MOE_V(set1i)(f->nan != 0 && f->infinity == 0 ? 0u : ~0u);
+  code = MOE_V(ori)(code, MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(andi)(sign, keep), sign));
+  return MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f800000u), given), MOE_V(set1i)(f->nan), code);
+}
+
+/* Two factors, for their product may be subnormal; NaN for 255. */
+MOE_INLINE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
+  const MOE_V(i) half = MOE_V(srli)(byte, 1);
+  const MOE_V(i) first = MOE_V(slli)(MOE_V(addi)(half, MOE_V(set1i)(64u)), 23);
+  const MOE_V(i) second = MOE_V(slli)(MOE_V(addi)(MOE_V(subi)(byte, half), MOE_V(set1i)(63u)), 23);
+  const MOE_V(m) number = MOE_V(lti)(byte, MOE_V(set1i)(255u));
+  x = MOE_V(mul)(x, MOE_V(castf)(MOE_V(selecti)(number, first, MOE_V(set1i)(0x7fc00000u))));
+  return MOE_V(mul)(x, MOE_V(castf)(second));
+}
+
+MOE_INLINE MOE_V(f) MOE_K(scaled_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+  (void)f;
+  return MOE_K(times_e8m0)(MOE_V(e2m1)(MOE_V(srli)(word, at)), byte);
+}
+
+MOE_INLINE MOE_V(f) MOE_K(plain_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+  (void)f;
+  return MOE_V(mul)(MOE_V(e2m1)(MOE_V(srli)(word, at)), MOE_V(castf)(MOE_V(slli)(byte, 23)));
+}
+
+MOE_INLINE MOE_V(f) MOE_K(fp8)(MOE_V(i) word, int at, const moe_element_format_ *f) {
+  const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(srli)(word, at), MOE_V(set1i)(127u)), magic = MOE_V(set1i)(f->magic);
+  const MOE_V(i) sign = MOE_V(andi)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)(0x80000000u));
+  const MOE_V(f) tiny = MOE_V(sub)(MOE_V(castf)(MOE_V(ori)(magnitude, magic)), MOE_V(castf)(magic));
+  MOE_V(i) x = MOE_V(addi)(MOE_V(slli)(magnitude, f->shift), MOE_V(set1i)(f->rebias));
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_normal)), MOE_V(casti)(tiny), x);
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_infinity)), x, MOE_V(set1i)(0x7f800000u));
+  x = MOE_V(ori)(x, sign);
+  x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_nan)), x, MOE_V(set1i)(0x7fc00000u));
+  return MOE_V(castf)(x);
+}
+
+MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+  return MOE_K(times_e8m0)(MOE_K(fp8)(word, at, f), byte);
+}
+
+/* Sign and magnitude are brought to their places in one shift; bias and scale are one sum. */
+MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+  const MOE_V(i) exponent = MOE_V(addi)(MOE_V(slli)(byte, 23), MOE_V(set1i)(f->rebias - (127u << 23)));
+  const MOE_V(i) placed = MOE_V(srav)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)((uint32_t)(24 - f->shift)));
+  return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
+}
+
+/* The code of a float that is a number, without its sign and without bound, in the lower 16 bits; the others are left
+   as they fall. The sum with a power of two, 2^shift times the float's or the least normal's, rounds it to nearest,
+   ties to even: its last bits count the code's steps above that power. `big` adds to them what makes it the code, but
+   for the power's own exponent. */
+MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
+  const MOE_V(i) magnitude = MOE_V(mux)(MOE_V(set1i)(0x7fffffffu ^ q->away), MOE_V(casti)(x), MOE_V(set1i)(q->away));
+  const MOE_V(f) normal = MOE_V(max)(MOE_V(castf)(magnitude), MOE_V(castf)(MOE_V(set1i)(q->least)));
+  const MOE_V(i) power = MOE_V(andi)(MOE_V(casti)(normal), MOE_V(set1i)(0x7f800000u));
+  const MOE_V(f) big = MOE_V(castf)(MOE_V(set1i)(q->big));
+  const MOE_V(f) sum = MOE_V(fma_exact)(MOE_V(castf)(power), big, MOE_V(castf)(magnitude));
+  return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)((uint32_t)q->format.shift)));
+}
+
+/* The signs of codes in 16-bit lanes, but of NaN, which is the largest: twice that less another one has bit 7. */
+MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE_V(i) nan) {
+  return MOE_V(andi)(signs, MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(nan, nan), codes), 8));
+}
+
+/* Some groups' scales from their largest magnitudes, up to the first that holds more than numbers. */
+MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
+                                  const moe_numbers_ *q) {
+  const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
+  const uint32_t rebias = (q->format.rebias >> 16) - (127u << 7) - (q->wide ? 0 : MOE_U16_BOTTOM_);
+  uint8_t bytes[MOE_GROUPS_SOME_];
+  MOE_V(i) top = none, aside = none;
+  for (int64_t i = 0; i < groups; i += MOE_W) {
+    const MOE_V(i) most = MOE_V(loadi)(amax + i);
+    top = MOE_V(maxi)(top, most);
+    const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);
+    const MOE_V(i) scale = MOE_V(maxi)(MOE_V(addi)(exponent, MOE_V(set1i)((uint32_t)q->rule.offset)), none);
+    const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
+    const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
+    const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
+    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(MOE_SUM_LIMIT_), scaled), one, none);
+    const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
+    MOE_V(store)(some->factor + i, by);
+    MOE_V(store8)(bytes + i, scale);
+    MOE_V(storei)(some->over + i, over);
+    const MOE_V(m) deep = MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_));
+    const MOE_V(i) twice = MOE_V(ori)(zero, MOE_V(slli)(zero, 16));
+    aside = MOE_V(selecti)(deep, one, aside);
+    MOE_V(storei)(some->zero + i, MOE_V(selecti)(deep, none, twice));
+  }
+  for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
+    if (amax[g] >= 0x7f800000u) groups = g;
+  some->plain = !MOE_V(anyi)(aside);
+  if (scales) memcpy(scales, bytes, (size_t)groups);
+  return groups;
+}
+
+/* From a number's magnitude at its place in a float. Taken for a normal one, a subnormal has half its value and half
+   the least normal's too much; what takes that away leaves normal ones larger or the same. */
+MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) {
+  const MOE_V(i) magnitude = MOE_V(andi)(placed, MOE_V(set1i)(127u << q->format.shift));
+  const MOE_V(f) x = MOE_V(castf)(MOE_V(addi)(magnitude, MOE_V(set1i)(q->format.rebias)));
+  const MOE_V(f) minus_least = MOE_V(castf)(MOE_V(set1i)(q->least | 0x80000000u));
+  return MOE_V(min)(x, MOE_V(fma_exact)(x, MOE_V(set1)(2.0f), minus_least));
+}
+
+/* Whether a group's 32 codes hold an infinity or a NaN. */
+MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q) {
+  MOE_V(i) any = MOE_V(set1i)(0u);
+  for (int i = 0; i < 16; i += MOE_W) {
+    const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(load2x8)(codes + 2 * i), MOE_V(set1i)(0x007f007fu));
+    any = MOE_V(ori)(any, MOE_V(addi)(magnitude, MOE_V(set1i)((128u - q->format.first_infinity) * 0x00010001u)));
+  }
+  return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
+}
+
+/* Four codes in a lane: a byte's top bit says that plain_fp8 does not do for its code, whose magnitude is not within
+   [first_normal, first_infinity); other bits are left as they fall. */
+MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
+  const MOE_V(i) magnitude = MOE_V(andi)(four, MOE_V(set1i)(0x7f7f7f7fu));
+  const MOE_V(i) above = MOE_V(addi)(magnitude, MOE_V(set1i)((128u - f->first_infinity) * 0x01010101u));
+  const MOE_V(i) below = MOE_V(subi)(MOE_V(set1i)((f->first_normal + 127u) * 0x01010101u), magnitude);
+  return MOE_V(ori)(above, below);
+}
+
+/* The same of 32 codes side by side: four in a lane or two, beside 0x40, which is within. Not for vectors of one. */
+MOE_INLINE MOE_V(i) MOE_K(outside_fp8_row)(const uint8_t *codes, const moe_element_format_ *f) {
+  if (4 * MOE_W == 32) return MOE_K(outside_fp8)(MOE_V(loadi)(codes), f);
+  return MOE_K(outside_fp8)(MOE_V(ori)(MOE_V(loadu16)(codes), MOE_V(set1i)(0x40400000u)), f);
+}
+
+/* Whether it says so of a code. */
+MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
+  return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
+}
+
+/* Or of one of 128. */
+MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_ *f) {
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  for (int i = 0; i < 128; i += 4 * MOE_W)
+    outside = MOE_V(ori)(outside, MOE_K(outside_fp8)(MOE_V(loadi)(codes + i), f));
+  return MOE_K(special_fp8)(outside);
+}
+
+#if MOE_BF16_BY_MODE
+/* What a stream needs of fp8 (see format.inl): the plain way or, where a code wants the general one, none. */
+MOE_INLINE int MOE_K(small_m_load_fp8)(const moe_small_m_ *s, const char *src, MOE_V(f) * b) {
+  const moe_element_format_ f = *s->format;
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  MOE_K(small_m_prefetch)(MOE_K(small_m_deep), MOE_K(small_m_wide), s, src);
+  MOE_UNROLL
+  for (int i = 0; i < MOE_SMALL_M_VECTORS; i++) {
+    const char *at = src + i / MOE_K(small_m_vectors) * s->stride + i % MOE_K(small_m_vectors) * MOE_W;
+    if (i % MOE_K(small_m_vectors) == 0) outside = MOE_V(ori)(outside, MOE_K(outside_fp8_row)((const uint8_t *)at, &f));
+    b[i] = MOE_K(plain_fp8)(MOE_V(loadu8)(at), 0, MOE_V(set1i)(127u), &f);
+  }
+  return !MOE_K(special_fp8)(outside);
+}
+
+/* All rows of a stream times the four codes in words of four vectors of columns, `pitch` apart, whose scale bytes, all
+   plain, begin at bit `at` of `scales`. */
+MOE_FN void MOE_K(small_m_fp8_words)(const moe_small_m_ *s, const MOE_V(i) * words, int64_t pitch,
+                                     const MOE_V(i) * scales, int at, const moe_element_format_ *f, const float *x,
+                                     float *c) {
+  MOE_V(f) b[MOE_SMALL_M_VECTORS];
+  for (int i = 0; i < MOE_SMALL_M_VECTORS; i++) {
+    const MOE_V(i) code = MOE_V(srlv)(words[i % 4 * pitch], MOE_V(set1i)((uint32_t)(i / 4 * 8)));
+    const MOE_V(i) byte = MOE_V(andi)(MOE_V(srlv)(scales[i % 4], MOE_V(set1i)((uint32_t)at)), MOE_V(set1i)(255u));
+    b[i] = MOE_V(mul)(MOE_K(fp8)(code, 0, f), MOE_V(castf)(MOE_V(slli)(byte, 23)));
+  }
+  MOE_K(small_m_products)(s, 2, 4, 4, b, x, c);
+}
+#endif

@@ -1,0 +1,96 @@
+/* Conversions and activations over arrays: the kernels' own, for users and tests. */
+#ifndef MOE_QUANT_CONVERT_H
+#define MOE_QUANT_CONVERT_H
+
+typedef struct moe_convert_ {
+  char *dst;
+  const char *src;
+  int64_t n;
+  moe_dtype to, from; /* one of the two is f32 */
+} moe_convert_;
+
+enum {
+  MOE_CONVERT_ITEM_ = 1 << 16,                                 /* elements */
+  MOE_CONVERT_STRAND_ = MOE_CONVERT_ITEM_ / MOE_READ_STREAMS_, /* of an item, one of the places it is read at in turn */
+  MOE_CONVERT_CHUNK_ = MOE_NT_CHUNK_ / (int)sizeof(float),     /* of a strand, in its turn */
+  MOE_CONVERT_STEP_ = 256                                      /* between what is fetched */
+};
+
+typedef struct moe_convert_job_ {
+  moe_kernels kernels;
+  moe_convert_ convert;
+  int nt; /* see MOE_NT_MIN_BYTES */
+} moe_convert_job_;
+
+MOE_FN void moe_convert_step_(const moe_convert_job_ *job, char *dst, const char *src, int64_t n) {
+  const moe_convert_ *c = &job->convert;
+  float *out = (float *)(void *)dst;
+  if (c->from == MOE_DTYPE_F32) {
+    moe_store_row_(&job->kernels, c->to, dst, (const float *)(const void *)src, n);
+    return;
+  }
+  moe_load_row_(&job->kernels, c->from, out, src, n);
+  moe_store_row_(&job->kernels, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
+}
+
+/* Elements [at, at+n), the lines of `fetch` being fetched beside. */
+MOE_FN void moe_convert_chunk_(const moe_convert_job_ *job, int64_t at, int64_t n, const moe_prefetch_block_ *fetch) {
+  const moe_convert_ *c = &job->convert;
+  const int64_t to = moe_dtype_bytes_(c->to), from = moe_dtype_bytes_(c->from);
+  MOE_LINE_ALIGNED char chunk[MOE_NT_CHUNK_];
+  moe_prefetch_at_ prefetch = moe_prefetch_begin_(fetch);
+  char *dst = job->nt ? chunk : c->dst + at * to;
+  for (int64_t i = 0; i < n; i += MOE_CONVERT_STEP_) {
+    const int64_t now = moe_min_(MOE_CONVERT_STEP_, n - i);
+    for (int64_t line = 0; line < now * from; line += 64) moe_prefetch_next_(&prefetch);
+    moe_convert_step_(job, dst + i * to, c->src + (at + i) * from, now);
+  }
+  if (job->nt) job->kernels.copy_nt(c->dst + at * to, chunk, n * to);
+}
+
+MOE_FN void moe_convert_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_convert_job_ *job = (const moe_convert_job_ *)arg;
+  const int64_t size = moe_dtype_bytes_(job->convert.from), apart = MOE_CONVERT_STRAND_ * size;
+  const int64_t begin = item * MOE_CONVERT_ITEM_, end = moe_min_(begin + MOE_CONVERT_ITEM_, job->convert.n);
+  (void)worker;
+  for (int64_t i = 0; i < MOE_CONVERT_STRAND_; i += MOE_CONVERT_CHUNK_)
+    for (int64_t strand = 0, at = begin + i; strand < MOE_READ_STREAMS_ && at < end;
+         strand++, at += MOE_CONVERT_STRAND_) {
+      const int64_t next = (begin + i + MOE_CONVERT_CHUNK_) * size,
+                    share = MOE_CONVERT_CHUNK_ * size / MOE_READ_STREAMS_;
+      const moe_prefetch_block_ fetch = moe_prefetch_streams_(job->convert.src + next + strand * share, apart);
+      moe_convert_chunk_(job, at, moe_min_(MOE_CONVERT_CHUNK_, end - at), &fetch);
+    }
+}
+
+MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert) {
+  const int64_t to = moe_dtype_bytes_(convert->to), from = moe_dtype_bytes_(convert->from);
+  MOE_TRY(moe_check_context_(ctx));
+  if (convert->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
+  const moe_tensor_ tensor[] = {
+      {"src", convert->src, moe_mul_(convert->n, from), from, MOE_INPUT},
+      {"dst", convert->dst, moe_mul_(convert->n, to), to, MOE_OUTPUT},
+  };
+  if (convert->n > 0) MOE_TRY(moe_check_tensors_(ctx, tensor, 2, 0));
+  moe_convert_job_ job;
+  job.kernels = moe_kernels_();
+  job.convert = *convert;
+  job.nt = convert->n * to >= MOE_NT_MIN_BYTES;
+  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_ITEM_), moe_convert_item_, &job, NULL};
+  moe_run_(ctx, &work, 1);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_CONVERT_(name, type, NAME)                                                          \
+  moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n) {         \
+    const moe_convert_ convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_##NAME, MOE_DTYPE_F32}; \
+    return moe_convert_any_(ctx, &convert);                                                            \
+  }                                                                                                    \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n) {           \
+    const moe_convert_ convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_F32, MOE_DTYPE_##NAME}; \
+    return moe_convert_any_(ctx, &convert);                                                            \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_CONVERT_)
+#undef MOE_DEFINE_CONVERT_
+
+#endif

@@ -1,0 +1,137 @@
+/* Conversions between float and the narrow element formats. */
+#ifndef MOE_QUANT_ELEMENT_H
+#define MOE_QUANT_ELEMENT_H
+
+MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
+#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
+  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},
+  static const moe_element_format_ formats[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
+#undef MOE_ELEMENT_FORMAT_
+  moe_element_format_ f = formats[element]; /* and what follows */
+  f.first_normal = 1u << f.fraction;
+  f.first_infinity = f.max + 1;
+  f.first_nan = (f.infinity ? f.infinity : f.max) + 1;
+  f.shift = 23 - f.fraction;
+  f.rebias = (uint32_t)(127 - f.bias) << 23;
+  f.magic = (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23;
+  return f;
+}
+
+/* Of the kernels for codes of 4 and of 8 bits. */
+MOE_FN int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
+
+MOE_FN moe_cast_ moe_cast_of_(moe_element element, uint32_t flags) {
+  const moe_element_format_ f = moe_element_format_of_(element);
+  moe_cast_ cast = {flags & MOE_CAST_HALF_AWAY ? 1u : 0u, f.max, f.max};
+  if (!(flags & MOE_CAST_SATURATE) && f.nan) cast.overflow = cast.infinity = f.infinity ? f.infinity : f.nan;
+  return cast;
+}
+
+MOE_FN int64_t moe_element_bytes_(int64_t n, int64_t bits) { return bits == 4 ? moe_ceil_div_(n, 2) : n; }
+
+MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
+  return cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY)
+             ? moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "cast", "has unknown bits")
+             : MOE_OK;
+}
+
+/* One conversion of n elements, a piece at a time: from float, or to it where `codes` has any. */
+typedef struct moe_element_job_ {
+  moe_kernels kernels;
+  moe_element_format_ format;
+  moe_cast_ cast;
+  int64_t n;
+  const float *from;
+  uint8_t *to_codes;
+  const uint8_t *codes;
+  float *to;
+} moe_element_job_;
+
+enum { MOE_ELEMENT_CHUNK_ = 1 << 16 };
+
+MOE_FN void moe_element_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_element_job_ *job = (const moe_element_job_ *)arg;
+  const int64_t at = item * MOE_ELEMENT_CHUNK_, n = moe_min_(MOE_ELEMENT_CHUNK_, job->n - at);
+  const int64_t code = moe_element_bytes_(at, job->format.bits);
+  (void)worker;
+  if (job->codes)
+    job->kernels.load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
+  else
+    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
+                                                      &job->cast);
+}
+
+MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
+  return byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23;
+}
+
+MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_element_job_ *job = (const moe_element_job_ *)arg;
+  const int64_t end = moe_min_(job->n, (item + 1) * MOE_ELEMENT_CHUNK_);
+  (void)worker;
+  for (int64_t i = item * MOE_ELEMENT_CHUNK_; i < end; i++) {
+    uint32_t bits;
+    if (job->codes) {
+      bits = moe_e8m0_bits_(job->codes[i]);
+      memcpy(job->to + i, &bits, 4);
+    } else {
+      memcpy(&bits, job->from + i, 4);
+      job->to_codes[i] = (uint8_t)(bits >> 23 & 255u);
+    }
+  }
+}
+
+MOE_FN moe_status moe_element_run_(moe_context *ctx, moe_element_job_ *job, int decode,
+                                   void (*chunk)(void *, int64_t, moe_worker_ *)) {
+  const int64_t floats = moe_mul_(job->n, 4), codes = moe_element_bytes_(job->n, job->format.bits);
+  MOE_TRY(moe_check_context_(ctx));
+  if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
+  const moe_tensor_ to_float[] = {{"src", job->codes, codes, 1, MOE_INPUT}, {"dst", job->to, floats, 4, MOE_OUTPUT}};
+  const moe_tensor_ from_float[] = {{"src", job->from, floats, 4, MOE_INPUT},
+                                    {"dst", job->to_codes, codes, 1, MOE_OUTPUT}};
+  if (job->n > 0) MOE_TRY(moe_check_tensors_(ctx, decode ? to_float : from_float, 2, 0));
+  job->kernels = moe_kernels_();
+  const moe_work_ work = {moe_ceil_div_(job->n, MOE_ELEMENT_CHUNK_), chunk, job, NULL};
+  moe_run_(ctx, &work, 1);
+  return moe_succeed_(ctx);
+}
+
+MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, uint8_t *dst, const float *src,
+                                        int64_t n, uint32_t cast) {
+  moe_element_job_ job = {0};
+  MOE_TRY(moe_check_cast_(ctx, cast));
+  job.cast = moe_cast_of_(element, cast), job.format = moe_element_format_of_(element);
+  job.n = n, job.from = src, job.to_codes = dst;
+  return moe_element_run_(ctx, &job, 0, moe_element_chunk_);
+}
+
+MOE_FN moe_status moe_element_to_f32_(moe_context *ctx, moe_element element, float *dst, const uint8_t *src,
+                                      int64_t n) {
+  moe_element_job_ job = {0};
+  job.format = moe_element_format_of_(element), job.n = n, job.codes = src, job.to = dst;
+  return moe_element_run_(ctx, &job, 1, moe_element_chunk_);
+}
+
+#define MOE_DEFINE_ELEMENT_(name, NAME, bits, fraction, bias, max, infinity, nan)                                \
+  moe_status moe_##name##_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n, uint32_t cast) { \
+    return moe_element_from_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n, cast);                                    \
+  }                                                                                                              \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {                  \
+    return moe_element_to_f32_(ctx, MOE_ELEMENT_##NAME, dst, src, n);                                            \
+  }
+MOE_ELEMENT_LIST(MOE_DEFINE_ELEMENT_)
+#undef MOE_DEFINE_ELEMENT_
+
+moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {
+  moe_element_job_ job = {0};
+  job.format.bits = 8, job.n = n, job.codes = src, job.to = dst;
+  return moe_element_run_(ctx, &job, 1, moe_e8m0_chunk_);
+}
+
+moe_status moe_e8m0_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n) {
+  moe_element_job_ job = {0};
+  job.format.bits = 8, job.n = n, job.from = src, job.to_codes = dst;
+  return moe_element_run_(ctx, &job, 0, moe_e8m0_chunk_);
+}
+
+#endif

@@ -1,0 +1,286 @@
+/* Groups of 32 bf16 to codes and back in 16-bit lanes. Under a scale that is a power of two, dividing moves an exponent
+   and rounding drops the last bits of a fraction that is short already: no float is needed, and twice as many elements
+   fit into a vector. Ties go to even. Under any other factor fp8 has tables (moe_octave_), for ties of either kind. For
+   vectors only. Loops over fp8 exist for fractions of 2 and of 3 bits, as shifting by a constant costs half. */
+
+/* --------------------------------------------------------------------------------------------------------- to codes */
+
+/* The largest magnitudes of groups of 32 elements of 16 bits, as many at a time as a vector has lanes: of each group
+   two words, the larger of which it is. */
+MOE_EITHER void MOE_K(u16_largest)(uint32_t *most, const char *from, int64_t groups) {
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu);
+  for (int64_t g = 0; g < groups; g += MOE_W) {
+    MOE_V(i) group[MOE_W];
+    MOE_UNROLL
+    for (int i = 0; i < MOE_W; i++) {
+      const char *at = from + 64 * (g + i);
+      group[i] = MOE_V(set1i)(0u);
+      if (g + i >= groups) continue;
+      group[i] = MOE_V(andi)(MOE_V(load2x16)(at), magnitudes);
+      for (int j = MOE_W; j < 16; j += MOE_W)
+        group[i] = MOE_V(max2x16)(group[i], MOE_V(andi)(MOE_V(load2x16)(at + 4 * j), magnitudes));
+    }
+    MOE_V(storei)(most + g, MOE_V(largest2x16)(group));
+  }
+}
+
+/* What is further below exponent 0 of an fp8 code rounds to zero. */
+MOE_INLINE uint32_t MOE_K(u16_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
+
+/* Magnitudes to fp8 codes whose fraction is `shift` bits shorter, unbounded; those that would be subnormal are left as
+   they fall, and `lowest` is then less than 127 above halves_deep. `zero`: exponent 0 of the code, in its place. */
+MOE_INLINE MOE_V(i) MOE_K(u16_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int shift, MOE_V(i) * lowest) {
+  const MOE_V(i) half = MOE_V(set1i)(((1u << (shift - 1)) - 1) * 0x00010001u);
+  const MOE_V(i) deep = MOE_V(subi)(zero, MOE_V(set1i)(MOE_K(u16_deep)(shift) * 0x00010001u));
+  const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, shift), MOE_V(set1i)(0x00010001u));
+  *lowest = MOE_V(min2x16)(*lowest, MOE_V(sub2x16)(magnitude, deep));
+  return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
+}
+
+/* Magnitudes to e2m1 codes, none left out: by every rule all are below 12 times the scale. Half of the least code is 63
+   above `bottom`; from there on, every 64 steps of bf16 end at a code or between two. What is taken away, by entry,
+   leaves 64 of the code. */
+MOE_INLINE MOE_V(i) MOE_K(u16_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
+  static const uint8_t away[16] = {0, 0, 64, 127, 128, 160, 159, 160, 159, 160, 192, 255};
+  const MOE_V(i) number = MOE_V(subs2x16)(magnitude, bottom);
+  return MOE_V(srl2x16)(MOE_V(subi)(number, MOE_V(lookup2x16)(away, MOE_V(srl2x16)(number, 6))), 6);
+}
+
+/* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
+   it stopped. */
+MOE_INLINE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g, int64_t n,
+                                  const moe_numbers_ *q, moe_prefetch_at_ *fetch, int wide, int fraction, int drop) {
+  const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
+  const int64_t step = wide ? 32 : 16;
+  const int shift = 7 - fraction;
+  const MOE_V(i) subnormal = MOE_V(set1i)((MOE_K(u16_deep)(shift) + 127) * 0x00010001u);
+  const int64_t prefetch_to = q->prefetch_to;
+  moe_prefetch_at_ prefetch = *fetch;
+  for (; g < n; g++) {
+    const MOE_V(i) zero = MOE_V(set1i)(some->zero[g]);
+    MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
+    moe_prefetch_next_(&prefetch);
+    __builtin_prefetch(codes + step * (g + prefetch_to), 1);
+    MOE_UNROLL_FEW
+    for (int i = 0; i < 16 / MOE_W; i++) {
+      x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
+      const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
+      code[i] = wide ? MOE_V(min2x16)(MOE_K(u16_wide)(magnitude, zero, shift, &lowest), most)
+                     : MOE_K(u16_narrow)(magnitude, zero);
+    }
+    for (int i = 0; drop && i < 16 / MOE_W; i++) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
+    if (wide)
+      MOE_V(store32x8)(codes + step * g, code, x);
+    else
+      MOE_V(store32x4)(codes + step * g, code, x);
+    if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) break;
+  }
+  *fetch = prefetch;
+  return g;
+}
+
+/* One group at the most, if some are not for here. Not inlined, nor halves_scaled: the constants of their loops are to
+   have registers. */
+MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_u16)(uint8_t *codes, const char *from,
+                                                             const moe_some_groups_ *some, int64_t g, int64_t n,
+                                                             const moe_numbers_ *q, moe_prefetch_at_ *fetch) {
+  if (!some->plain) n = some->zero[g] == 0 ? g : g + 1;
+  if (!q->wide) return MOE_K(u16_run)(codes, from, some, g, n, q, fetch, 0, 1, 0);
+  switch (q->format.fraction) {
+    case 2: return q->drop ? g : MOE_K(u16_run)(codes, from, some, g, n, q, fetch, 1, 2, 0);
+    case 3:
+      return q->drop ? MOE_K(u16_run)(codes, from, some, g, n, q, fetch, 1, 3, 1)
+                     : MOE_K(u16_run)(codes, from, some, g, n, q, fetch, 1, 3, 0);
+    default: return g;
+  }
+}
+
+/* Whether there is an octave to go by: not where bf16 ends. */
+MOE_EITHER int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
+  static const float sixteenths[16] = {1.0f, 1.0625f, 1.125f, 1.1875f, 1.25f, 1.3125f, 1.375f, 1.4375f,
+                                       1.5f, 1.5625f, 1.625f, 1.6875f, 1.75f, 1.8125f, 1.875f, 1.9375f};
+  const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */
+  const int shift = q->format.shift - 16;
+  const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((bits & 0x007fffffu) | 0x3f800000u));
+  const MOE_V(i) low = MOE_V(set1i)(0xffffu);
+  uint32_t sum[16], first[MOE_W];
+  if (unit < 32 || unit > 222) return 0;
+  for (int i = 0; i < 16; i += MOE_W) {
+    MOE_V(f) x = MOE_V(load)(sixteenths + i);
+    MOE_V(i) all = MOE_V(set1i)(0u);
+    for (int j = 0; j < 8; j++, x = MOE_V(add)(x, MOE_V(set1)(0x1p-7f)))
+      all = MOE_V(addi)(all, MOE_V(andi)(MOE_K(number)(MOE_V(mul)(x, factor), q), low));
+    MOE_V(storei)(sum + i, all);
+  }
+  MOE_V(storei)(first, MOE_V(andi)(MOE_K(number)(factor, q), low));
+  for (uint32_t i = 0; i < 16; i++)
+    octave->add[i] = (uint8_t)((((sum[i] >> 3) + 1 - first[0]) << shift) + (sum[i] & 7) - 8 * (i + 1));
+  octave->base = (unit << (7 - shift)) - first[0] + ((uint32_t)octave->add[0] << (8 - shift));
+  return 1;
+}
+
+/* Groups [g, n), as above, of what is within the largest code. */
+MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_octave_ *octave, int64_t g, int64_t n,
+                                     const moe_numbers_ *q, moe_prefetch_at_ *fetch, int fraction) {
+  const int shift = 7 - fraction;
+  const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(octave->base * 0x00010001u);
+  const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu);
+  const MOE_V(i) bottom = MOE_V(set1i)((octave->base - deep) * 0x00010001u);
+  const MOE_V(i) subnormal = MOE_V(set1i)((deep + (1u << fraction)) * 0x00010001u);
+  const int64_t prefetch_to = q->prefetch_to;
+  moe_prefetch_at_ prefetch = *fetch;
+  for (; g < n; g++) {
+    MOE_V(i) lowest = MOE_V(set1i)(~0u), x[16 / MOE_W], code[16 / MOE_W];
+    moe_prefetch_next_(&prefetch);
+    __builtin_prefetch(codes + 32 * (g + prefetch_to), 1);
+    MOE_UNROLL_FEW
+    for (int i = 0; i < 16 / MOE_W; i++) {
+      x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
+      const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
+      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
+      const MOE_V(i) sum = MOE_V(srl2x16)(MOE_V(addi)(magnitude, add), shift);
+      lowest = MOE_V(min2x16)(lowest, MOE_V(sub2x16)(sum, bottom));
+      code[i] = MOE_V(subs2x16)(sum, base);
+    }
+    MOE_V(store32x8)(codes + 32 * g, code, x);
+    if (MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) break;
+  }
+  *fetch = prefetch;
+  return g;
+}
+
+MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_scaled)(uint8_t *codes, const char *from, const moe_octave_ *octave,
+                                                           int64_t g, int64_t n, const moe_numbers_ *q,
+                                                           moe_prefetch_at_ *fetch) {
+  switch (q->format.fraction) {
+    case 2: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 2);
+    case 3: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 3);
+    default: return g;
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------------- from codes */
+
+/* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. A scale moves the
+   exponents of the elements, which are then looked up. */
+MOE_INLINE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                        const moe_numbers_ *q) {
+  static const uint16_t elements[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                        0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+  static const uint16_t normal[32] = {0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
+                                      0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff};
+  int64_t g = 0;
+  for (; g < groups && MOE_PLAIN_SCALE_(scales[g]); g++) {
+    const MOE_V(i) down = MOE_V(set1i)(((127u - scales[g]) << 7 & 0xffffu) * 0x00010001u);
+    uint16_t scaled[32];
+    __builtin_prefetch(codes + 16 * (g + q->prefetch));
+    __builtin_prefetch(to + 64 * (g + q->prefetch_to), 1);
+    for (int i = 0; i < 16; i += 2 * MOE_W)
+      MOE_V(store2x16)
+      (scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i), MOE_V(andi)(MOE_V(load2x16)(normal + i), down)));
+    MOE_V(lookup32x4)(to + 64 * g, codes + 16 * g, scaled);
+  }
+  return g;
+}
+
+/* From codes, an octave is the code's: under the factor a fraction is what it is without, in a bf16's place, and `base`
+   and its entry of `add` more. Never less, as both are rounded alike. */
+MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
+  const int shift = q->format.shift - 16;
+  const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((moe_casti_scalar(q->factor) & 0x007fffffu) | 0x3f800000u));
+  moe_octave_ octave = {{0}, 0};
+  float fraction[16];
+  uint16_t product[16];
+  for (uint32_t i = 0; i < 16; i++) fraction[i] = moe_castf_scalar(0x3f800000u + ((i << shift & 127u) << 16));
+  for (int i = 0; i < 16; i += MOE_W) MOE_V(store_bf16)(product + i, MOE_V(mul)(MOE_V(load)(fraction + i), factor));
+  octave.base = product[0] - 0x3f80u;
+  for (uint32_t i = 0; i < 16; i++) octave.add[i] = (uint8_t)(product[i] - product[0] - (i << shift & 127u));
+  return octave;
+}
+
+/* A group of 32 fp8 codes to bf16. `zero` is where exponent 0 comes, in codes' steps; under a factor there is an
+   octave. `others`: some codes are no normal numbers. What is subnormal as a code lies below its place among normal
+   ones. */
+MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_octave_ *octave,
+                                  int fraction, int others, const moe_numbers_ *q) {
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x80008000u);
+  const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
+  const MOE_V(i) finite = MOE_V(set1i)((q->format.first_infinity - 1) * 0x00010001u);
+  const MOE_V(i) number = MOE_V(set1i)((q->format.first_nan - 1) * 0x00010001u);
+  const MOE_V(i) infinity = MOE_V(set1i)(0x7f807f80u), quiet = MOE_V(set1i)(0x00400040u);
+  MOE_UNROLL_FEW
+  for (int i = 0; i < 16; i += MOE_W) {
+    const MOE_V(i) code = MOE_V(load2x8)(codes + 2 * i), magnitude = MOE_V(andi)(code, magnitudes);
+    MOE_V(i) sign = code, step = MOE_V(addi)(magnitude, MOE_V(set1i)(zero * 0x00010001u)), x;
+    if (others) step = MOE_V(subi)(step, MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last)));
+    x = MOE_V(slli)(step, 7 - fraction);
+    if (octave) {
+      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(step, last));
+      x = MOE_V(addi)(MOE_V(addi)(x, MOE_V(set1i)(octave->base * 0x00010001u)), add);
+    }
+    if (others) {
+      const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
+      x = MOE_V(andi)(x, MOE_V(lt2x16)(none, magnitude));
+      x = MOE_V(ori)(MOE_V(subs2x16)(x, infinite), MOE_V(andi)(infinite, infinity));
+      x = MOE_V(ori)(x, MOE_V(andi)(nan, quiet));
+      sign = MOE_V(subs2x16)(code, nan);
+    }
+    MOE_V(store2x16)(to + 4 * i, MOE_V(mux)(signs, sign, x));
+  }
+}
+
+/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
+   returns how many. They are looked at in fours, for codes that are no normal numbers: up to the first four that hold
+   some or, with `others`, none. Less than four count as such. */
+MOE_INLINE int64_t MOE_K(u16_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                       int64_t groups, const moe_octave_ *octave, int fraction, int others,
+                                       const moe_numbers_ *q) {
+  const uint32_t unscaled = (q->format.rebias >> q->format.shift) - (127u << fraction);
+  int64_t g = 0;
+  for (; g < groups; g++) {
+    if (scales) scale = scales[g];
+    if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale)) break;
+    if (g % 4 == 0 && (groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format)) != others) break;
+    __builtin_prefetch(codes + 32 * (g + q->prefetch));
+    __builtin_prefetch(to + 64 * (g + q->prefetch_to), 1);
+    MOE_K(u16_of_fp8)(to + 64 * g, codes + 32 * g, unscaled + (scale << fraction), octave, fraction, others, q);
+  }
+  return g;
+}
+
+/* With others, of either fraction: long code for what is rare. */
+MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_from_others)(char *to, const uint8_t *codes, const uint8_t *scales,
+                                                                uint32_t scale, int64_t groups,
+                                                                const moe_octave_ *octave, const moe_numbers_ *q) {
+  return MOE_K(u16_from_fp8)(to, codes, scales, scale, groups, octave, q->format.fraction, 1, q);
+}
+
+/* With and without in turn. */
+MOE_INLINE int64_t MOE_K(u16_from_either)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                          int64_t groups, const moe_octave_ *octave, const moe_numbers_ *q) {
+  const int fraction = q->format.fraction;
+  if (fraction != 2 && fraction != 3) return 0;
+  for (int64_t g = 0, others;; g += others) {
+    const uint8_t *bytes = scales ? scales + g : NULL;
+    if (fraction == 2)
+      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 2, 0, q);
+    else
+      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 3, 0, q);
+    bytes = scales ? scales + g : NULL;
+    others = MOE_K(u16_from_others)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, q);
+    if (others == 0) return g;
+  }
+}
+
+/* Groups of codes to bf16, up to the first that is not for here; returns how many. */
+MOE_FN int64_t MOE_K(u16_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                               const moe_numbers_ *q) {
+  if (!q->wide) return MOE_K(u16_from_e2m1)(to, codes, scales, groups, q);
+  if (scales) return MOE_K(u16_from_either)(to, codes, scales, 0, groups, NULL, q);
+  /* Of the factor; one more, as fractions carry into it. */
+  const uint32_t scale = moe_casti_scalar(q->factor) >> 23;
+  if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)) return 0;
+  const moe_octave_ octave = MOE_K(octave_back)(q);
+  return MOE_K(u16_from_either)(to, codes, NULL, scale, groups, &octave, q);
+}

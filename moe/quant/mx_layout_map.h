@@ -1,0 +1,287 @@
+/* Where things lie in each layout of moe_mx_layout: the 32 codes of a group, its scale, and which element of the
+   contraction axis a position is. Codes travel between layouts as 32 bytes, one code each. */
+#ifndef MOE_QUANT_MX_LAYOUT_MAP_H
+#define MOE_QUANT_MX_LAYOUT_MAP_H
+
+enum { MOE_MX_GROUP_ = 32, MOE_MX_TILE_ = 512, MOE_MX_WORD_ = 4, MOE_GGML_BLOCK_ = 17 };
+
+/* One tensor in one layout. */
+typedef struct moe_mx_side_ {
+  moe_mx_layout layout;
+  moe_mx_scales scales;
+  int bits;
+  int64_t E, K, parts, columns;
+  int64_t groups, tiles, partitions; /* per row: groups of 32, tiles of 512; p_I of the x4 layouts */
+  int logical;                       /* rows in logical order: position n lies at moe_mx_at_.element[n % 32] */
+  uint8_t *codes, *scale;
+} moe_mx_side_;
+
+/* One group of one column. */
+typedef struct moe_mx_at_ {
+  int64_t expert, part, column, group;
+  const int64_t *element;
+} moe_mx_at_;
+
+typedef struct moe_mx_bytes_ {
+  int64_t codes, scales; /* < 0: overflow */
+} moe_mx_bytes_;
+
+MOE_FN int moe_mx_is_x4_(moe_mx_layout layout) {
+  return layout == MOE_MX_LAYOUT_NKI_STRIDED_X4 || layout == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4;
+}
+
+MOE_FN int moe_mx_is_kf_(moe_mx_layout layout) {
+  return layout == MOE_MX_LAYOUT_NKI_WRAPX || layout == MOE_MX_LAYOUT_NKI_WRAPX_WHOLE ||
+         layout == MOE_MX_LAYOUT_NKI_1X32;
+}
+
+MOE_FN int moe_mx_is_nki_(moe_mx_layout layout) { return moe_mx_is_x4_(layout) || moe_mx_is_kf_(layout); }
+
+MOE_FN int64_t moe_nki_partitions_(int64_t length) { return moe_min_(length, MOE_MX_TILE_) / MOE_MX_WORD_; }
+
+/* The element at position n of an axis whose tiles are each cut into four workers. */
+MOE_FN int64_t moe_nki_tile_element_(int64_t length, int64_t n) {
+  const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start;
+  return start + m % MOE_MX_WORD_ * (moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_) + m / MOE_MX_WORD_;
+}
+
+/* The element at position n of the contraction axis. */
+MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n) {
+  const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start;
+  switch (layout) {
+    case MOE_MX_LAYOUT_NKI_STRIDED_X4:
+      if (parts == 2) return n % MOE_MX_WORD_ * (K / MOE_MX_WORD_) + start / MOE_MX_WORD_ + m / MOE_MX_WORD_;
+      return moe_nki_tile_element_(K, n);
+    case MOE_MX_LAYOUT_NKI_WRAPX: /* a remainder of 384 is a tile of 256 and one of 128; all others are one tile */
+      if (K - start != 384) return moe_nki_tile_element_(K, n);
+      return m < 256 ? start + moe_nki_tile_element_(256, m) : start + 256 + moe_nki_tile_element_(128, m - 256);
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_element_(K, n);
+    default: return n;
+  }
+}
+
+/* Layouts of the same order agree on which element a position is. */
+MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
+  if (K <= MOE_MX_WORD_) return 0;
+  switch (layout) {
+    case MOE_MX_LAYOUT_NKI_STRIDED_X4: return parts == 2 && K != MOE_MX_TILE_ ? 2 : 1;
+    case MOE_MX_LAYOUT_NKI_WRAPX: return K % MOE_MX_TILE_ == 384 ? 3 : 1;
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return 1;
+    default: return 0;
+  }
+}
+
+/* The inverse: the position of an element. */
+MOE_FN int64_t moe_nki_tile_position_(int64_t length, int64_t element) {
+  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start;
+  const int64_t quarter = moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_;
+  return start + m % quarter * MOE_MX_WORD_ + m / quarter;
+}
+
+MOE_FN int64_t moe_mx_position_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t element) {
+  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start, quarter = K / MOE_MX_WORD_;
+  switch (layout) {
+    case MOE_MX_LAYOUT_NKI_STRIDED_X4:
+      return parts == 2 ? element % quarter * MOE_MX_WORD_ + element / quarter : moe_nki_tile_position_(K, element);
+    case MOE_MX_LAYOUT_NKI_WRAPX:
+      if (K - start != 384) return moe_nki_tile_position_(K, element);
+      return m < 256 ? start + moe_nki_tile_position_(256, m) : start + 256 + moe_nki_tile_position_(128, m - 256);
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_position_(K, element);
+    default: return element;
+  }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- sizes */
+
+MOE_FN moe_mx_side_ moe_mx_side_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
+                                          int64_t columns) {
+  moe_mx_side_ s = {0};
+  s.layout = layout, s.bits = bits;
+  s.E = E, s.K = K, s.parts = parts, s.columns = columns;
+  s.groups = moe_ceil_div_(K, MOE_MX_GROUP_);
+  s.tiles = moe_ceil_div_(K, MOE_MX_TILE_);
+  s.partitions = moe_nki_partitions_(K);
+  return s;
+}
+
+MOE_FN int64_t moe_mx_rows_(const moe_mx_side_ *s) { return moe_mul_(s->parts, s->columns); }
+
+/* Rows of the scale tensor of one expert, where the row is a partition (NKI layouts). */
+MOE_FN int64_t moe_nki_scale_rows_(const moe_mx_side_ *s) {
+  const int64_t words = s->K / MOE_MX_WORD_;
+  if (s->scales == MOE_MX_SCALES_NKI_OVERSIZED) return moe_mx_is_x4_(s->layout) ? s->partitions : words;
+  if (s->scales == MOE_MX_SCALES_NKI_PACKED) return moe_mul_(moe_ceil_div_(s->K, 4 * MOE_MX_TILE_), 128);
+  return moe_mx_is_x4_(s->layout) ? moe_ceil_div_(s->partitions, 8) : s->groups;
+}
+
+MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_side_ *s) {
+  moe_mx_bytes_ bytes;
+  const int64_t rows = moe_mul_(s->E, moe_mx_rows_(s));
+  if (moe_mx_is_nki_(s->layout)) {
+    const int64_t tiles = moe_mx_is_x4_(s->layout) ? s->tiles : 1;
+    const int64_t words = moe_mx_is_x4_(s->layout) ? s->partitions : s->K / MOE_MX_WORD_;
+    bytes.codes = moe_mul4_(rows, words, tiles, s->bits / 2);
+    bytes.scales = moe_mul3_(rows, moe_nki_scale_rows_(s), tiles);
+  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
+    bytes.codes = moe_mul3_(rows, s->groups, MOE_GGML_BLOCK_);
+    bytes.scales = 0;
+  } else {
+    bytes.codes = moe_mul_(rows, s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+    bytes.scales = moe_mul_(rows, s->groups);
+  }
+  if (s->scales == MOE_MX_SCALES_TILED_128X4)
+    bytes.scales = moe_mul4_(s->E, moe_ceil_div_(moe_max_(0, moe_mx_rows_(s)), 128), moe_ceil_div_(s->groups, 4), 512);
+  return bytes;
+}
+
+/* Whether the layout has bytes, or nibbles, that belong to no element. */
+MOE_FN int moe_mx_codes_padded_(const moe_mx_side_ *s) {
+  return (moe_mx_is_x4_(s->layout) && s->K > MOE_MX_TILE_ && s->K % MOE_MX_TILE_ != 0) || (s->logical && s->bits == 4);
+}
+
+MOE_FN int moe_mx_scales_padded_(const moe_mx_side_ *s) {
+  return s->scales != MOE_MX_SCALES_OWN || (moe_mx_is_x4_(s->layout) && moe_mx_codes_padded_(s));
+}
+
+/* ---------------------------------------------------------------------------------------------------------- places */
+
+MOE_FN int64_t moe_mx_row_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  if (s->layout == MOE_MX_LAYOUT_GPT_OSS) return at->column * s->parts + at->part;
+  return at->part * s->columns + at->column;
+}
+
+/* The index of a row among all experts' rows. */
+MOE_FN int64_t moe_mx_global_row_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  if (s->layout == MOE_MX_LAYOUT_GGML) return (at->part * s->E + at->expert) * s->columns + at->column;
+  return at->expert * s->parts * s->columns + moe_mx_row_(s, at);
+}
+
+/* Four scale rows to a quadrant of 32 partitions. */
+MOE_FN int64_t moe_nki_quadrant_(int64_t row) { return row / 4 * 32 + row % 4; }
+
+/* The element (word or scale) of partition p, tile t in [E,count,parts,tiles,columns]. */
+MOE_FN int64_t moe_nki_at_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t count, int64_t p, int64_t tiles,
+                           int64_t t) {
+  return (((at->expert * count + p) * s->parts + at->part) * tiles + t) * s->columns + at->column;
+}
+
+MOE_FN int64_t moe_nki_word_at_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t word) {
+  if (moe_mx_is_x4_(s->layout)) return moe_nki_at_(s, at, s->partitions, word % 128, s->tiles, word / 128);
+  return moe_nki_at_(s, at, s->K / MOE_MX_WORD_, word, 1, 0);
+}
+
+MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  const int64_t g = at->group, t = g / 16, r = g % 16, count = moe_nki_scale_rows_(s);
+  const int oversized = s->scales == MOE_MX_SCALES_NKI_OVERSIZED;
+  if (s->layout == MOE_MX_LAYOUT_GGML) return s->codes + (moe_mx_global_row_(s, at) * s->groups + g) * MOE_GGML_BLOCK_;
+  if (s->scales == MOE_MX_SCALES_TILED_128X4) {
+    const int64_t row = moe_mx_row_(s, at), across = moe_ceil_div_(s->groups, 4);
+    const int64_t down = moe_ceil_div_(moe_mx_rows_(s), 128);
+    const int64_t ukernel = (at->expert * down + row / 128) * across + g / 4;
+    return s->scale + ukernel * 512 + row % 32 * 16 + row / 32 % 4 * 4 + g % 4;
+  }
+  if (s->scales == MOE_MX_SCALES_NKI_PACKED)
+    return s->scale + moe_nki_at_(s, at, count, t / 4 * 128 + t % 4 * 4 + moe_nki_quadrant_(r), 1, 0);
+  if (moe_mx_is_x4_(s->layout))
+    return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(r) : r, s->tiles, t);
+  if (moe_mx_is_kf_(s->layout)) return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(g) : g, 1, 0);
+  return s->scale + moe_mx_global_row_(s, at) * s->groups + g;
+}
+
+/* -------------------------------------------------------------------------------------------------- groups of codes */
+
+/* Words are numbers: worker 0 is the least significant, whatever the byte order. */
+MOE_FN void moe_nki_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
+  for (int64_t w = 0; w < n / MOE_MX_WORD_; w++) {
+    const int64_t index = moe_nki_word_at_(s, at, at->group * 8 + w);
+    uint32_t word;
+    if (s->bits == 4) {
+      uint16_t half;
+      memcpy(&half, s->codes + 2 * index, 2);
+      word = half;
+    } else {
+      memcpy(&word, s->codes + 4 * index, 4);
+    }
+    for (int q = 0; q < MOE_MX_WORD_; q++) code[4 * w + q] = (uint8_t)(word >> (q * s->bits) & ((1u << s->bits) - 1u));
+  }
+}
+
+MOE_FN void moe_nki_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
+  for (int64_t w = 0; w < n / MOE_MX_WORD_; w++) {
+    const int64_t index = moe_nki_word_at_(s, at, at->group * 8 + w);
+    uint32_t word = 0;
+    for (int q = 0; q < MOE_MX_WORD_; q++) word |= (uint32_t)code[4 * w + q] << (q * s->bits);
+    if (s->bits == 4) {
+      const uint16_t half = (uint16_t)word;
+      memcpy(s->codes + 2 * index, &half, 2);
+    } else {
+      memcpy(s->codes + 4 * index, &word, 4);
+    }
+  }
+}
+
+/* The row of a PLAIN or GPT_OSS tensor. */
+MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  return s->codes + moe_mx_global_row_(s, at) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+}
+
+/* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of
+   the part's next column. */
+MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+  if (s->layout == MOE_MX_LAYOUT_GGML) return moe_mx_scale_at_(s, at) + 1;
+  return moe_mx_row_codes_(s, at) + at->group * MOE_MX_GROUP_ * s->bits / 8;
+}
+MOE_FN int64_t moe_mx_group_bytes_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : MOE_MX_GROUP_ * s->bits / 8;
+}
+MOE_FN int64_t moe_mx_column_rows_(const moe_mx_side_ *s) { return s->layout == MOE_MX_LAYOUT_GPT_OSS ? s->parts : 1; }
+MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_side_ *s) {
+  if (s->layout == MOE_MX_LAYOUT_GGML) return s->groups * MOE_GGML_BLOCK_;
+  return moe_mx_column_rows_(s) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+}
+
+/* The same for scales, where they are placed as OWN says. */
+MOE_FN int64_t moe_mx_group_scales_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1;
+}
+MOE_FN int64_t moe_mx_column_scales_(const moe_mx_side_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
+}
+
+/* The n codes of a group; code[n..31] are left alone. */
+MOE_FN void moe_mx_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
+  const int64_t first = at->group * MOE_MX_GROUP_;
+  if (moe_mx_is_nki_(s->layout)) {
+    moe_nki_load_(s, at, n, code);
+  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
+    const uint8_t *q = moe_mx_scale_at_(s, at) + 1;
+    for (int j = 0; j < 16; j++) code[j] = q[j] & 15u, code[j + 16] = (uint8_t)(q[j] >> 4);
+  } else {
+    const uint8_t *row = moe_mx_row_codes_(s, at);
+    for (int64_t j = 0; j < n; j++) {
+      const int64_t k = s->logical ? at->element[j] : first + j;
+      code[j] = s->bits == 8 ? row[k] : (uint8_t)(row[k / 2] >> (k % 2 * 4) & 15);
+    }
+  }
+}
+
+MOE_FN void moe_mx_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
+  const int64_t first = at->group * MOE_MX_GROUP_;
+  if (moe_mx_is_nki_(s->layout)) {
+    moe_nki_store_(s, at, n, code);
+  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
+    uint8_t *q = moe_mx_scale_at_(s, at) + 1;
+    for (int j = 0; j < 16; j++) q[j] = (uint8_t)(code[j] | code[j + 16] << 4);
+  } else {
+    uint8_t *row = moe_mx_row_codes_(s, at);
+    if (s->bits == 8) {
+      for (int64_t j = 0; j < n; j++) row[s->logical ? at->element[j] : first + j] = code[j];
+    } else if (s->logical) { /* onto zeroes */
+      for (int64_t j = 0; j < n; j++) row[at->element[j] / 2] |= (uint8_t)(code[j] << (at->element[j] % 2 * 4));
+    } else {
+      for (int64_t j = 0; j < n; j += 2) row[(first + j) / 2] = (uint8_t)(code[j] | (j + 1 < n ? code[j + 1] << 4 : 0));
+    }
+  }
+}
+
+#endif

@@ -1,0 +1,179 @@
+/* Operands of products rounded to MX: quantised in groups of 32 along the contraction axis and dequantised again. */
+#ifndef MOE_QUANT_MX_ROUND_H
+#define MOE_QUANT_MX_ROUND_H
+
+typedef struct moe_mx_round_ {
+  int enabled;
+  moe_element_format_ format;
+  moe_scale_ rule;
+  moe_cast_ cast;
+} moe_mx_round_;
+
+MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
+  MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
+  if (!rounding->enabled) return MOE_OK;
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_NEAREST + 1));
+  if (rounding->cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits in its cast");
+  return MOE_OK;
+}
+
+MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
+  moe_mx_round_ r;
+  memset(&r, 0, sizeof r);
+  if (!rounding->enabled) return r;
+  r.enabled = 1;
+  r.format = moe_element_format_of_(rounding->element);
+  r.rule = moe_mx_scale_rule_(rounding->scale_rule, &r.format);
+  r.cast = moe_cast_of_(rounding->element, rounding->cast);
+  r.cast.infinity = moe_cast_of_(rounding->element, 0).infinity; /* saturating is for numbers */
+  return r;
+}
+
+/* One group, of at most 32. */
+MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
+  uint8_t code[MOE_MX_GROUP_];
+  uint32_t amax = kernels->magnitude[MOE_DTYPE_F32](x, n);
+  if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
+  const int nan = r->format.nan == 0 && kernels->magnitude[MOE_DTYPE_F32](x, n) >= 0x7f800000u;
+  const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(&r->rule, amax);
+  kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
+  kernels->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
+  kernels->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
+  kernels->scale_row(x, moe_e8m0_(byte), n);
+}
+
+MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
+}
+
+/* Of dtype again: at both ends of fp16's range a rounded number need not be one. Rounded f32 and bf16 are. */
+MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
+  moe_fp16 fitted[MOE_NR];
+  for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_NR) {
+    moe_store_row_(kernels, dtype, fitted, x + i, moe_min_(MOE_NR, n - i));
+    moe_load_row_(kernels, dtype, x + i, fitted, moe_min_(MOE_NR, n - i));
+  }
+}
+
+/* A group down every column of a panel of k <= 32 rows. */
+MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
+                                int64_t k) {
+  float rows[MOE_NR * MOE_NR], columns[MOE_NR * MOE_NR];
+  memcpy(rows, panel, (size_t)(k * MOE_NR) * sizeof *rows);
+  memset(rows + k * MOE_NR, 0, sizeof rows - (size_t)(k * MOE_NR) * sizeof *rows);
+  kernels->transpose_tile(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, k, MOE_NR);
+  for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_NR, k);
+  kernels->transpose_tile(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, MOE_NR, k);
+  memcpy(panel, rows, (size_t)(k * MOE_NR) * sizeof *rows);
+  moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);
+}
+
+/* k rows of n <= 64 elements as a panel of either kind, rounded down its columns. */
+MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *r, const moe_rows_ *rows,
+                               moe_dtype dtype, int64_t k, int64_t n, moe_panel_kind_ kind, char *panel) {
+  float group[MOE_MX_GROUP_ * MOE_NR];
+  for (int64_t at = 0; at < k; at += MOE_MX_GROUP_) {
+    const int64_t count = moe_min_(MOE_MX_GROUP_, k - at);
+    char *to = panel + moe_panel_bytes_(kind, at);
+    const moe_rows_ part = moe_rows_from_(rows, at);
+    kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_NR, &part, count, n);
+    moe_mx_round_panel_(kernels, r, dtype, group, count);
+    if (kind == MOE_PANEL_PAIRS)
+      kernels->pair_panel(to, group, count);
+    else
+      memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
+  }
+}
+
+/* ------------------------------------------------------------------------------------------------- right operands */
+
+/* A B whose columns are rounded, from another. */
+typedef struct moe_rounded_ {
+  const moe_mx_round_ *round;
+  moe_b_ (*b)(const void *arg, int64_t expert);
+  const void *arg;
+  int64_t segment; /* groups start anew every so many elements of the contraction */
+  moe_dtype dtype; /* of the elements */
+} moe_rounded_;
+
+/* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
+   it. */
+MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
+                               int64_t k, char *panel) {
+  if (kind != MOE_PANEL_F32) return 0;
+  const moe_rounded_ *rounded = (const moe_rounded_ *)b->source;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  const moe_b_ all = rounded->b(rounded->arg, b->expert), inner = moe_b_part_(&all, b->column / moe_b_width_(b), 1);
+  float group[MOE_MX_GROUP_ * MOE_NR];
+  for (int64_t at = from, end; at < from + k; at = end) {
+    const int64_t segment = at / rounded->segment * rounded->segment;
+    const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
+    const int64_t n = moe_min_(MOE_MX_GROUP_, moe_min_(segment + rounded->segment, b->k) - first);
+    moe_pack_b_(kernels, MOE_PANEL_F32, &inner, first, n, group);
+    moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, group, n);
+    end = moe_min_(first + n, from + k);
+    memcpy(panel + (at - from) * MOE_NR_BYTES_, group + (at - first) * MOE_NR, (size_t)((end - at) * MOE_NR_BYTES_));
+  }
+  moe_panel_even_(k, panel);
+  moe_fpenv_restore_(saved);
+  return 1;
+}
+
+/* What rounded->right gave for the expert, rounded if that is wanted. */
+MOE_FN moe_b_ moe_rounded_b_(const moe_rounded_ *rounded, int64_t expert, moe_b_ b) {
+  if (!rounded->round->enabled) return b;
+  b.decode = moe_rounded_decode_;
+  b.small_m = NULL;
+  b.format = NULL;
+  b.source = rounded;
+  b.expert = expert;
+  return b;
+}
+
+/* -------------------------------------------------------------------------------------------------- rows of tensors */
+
+/* Rows of a tensor, rounded into another or in place. */
+typedef struct moe_round_tensor_ {
+  const moe_kernels *kernels;
+  const moe_mx_round_ *round;
+  const char *from;
+  char *to;
+  moe_dtype dtype;
+  int64_t rows, length, parts; /* groups follow `layout`, of a weight of so many parts */
+  moe_mx_layout layout;
+} moe_round_tensor_;
+
+MOE_FN void moe_round_tensor_group_(const moe_round_tensor_ *r, const char *from, char *to, int64_t first, int64_t n) {
+  const int64_t size = moe_dtype_bytes_(r->dtype);
+  float x[MOE_MX_GROUP_];
+  int64_t element[MOE_MX_GROUP_];
+  for (int64_t i = 0; i < n; i++) {
+    element[i] = moe_mx_element_(r->layout, r->parts, r->length, first + i) * size;
+    moe_load_row_(r->kernels, r->dtype, x + i, from + element[i], 1);
+  }
+  moe_mx_round_group_(r->kernels, r->round, x, n);
+  for (int64_t i = 0; i < n; i++) moe_store_row_(r->kernels, r->dtype, to + element[i], x + i, 1);
+}
+
+MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_round_tensor_ *r = (const moe_round_tensor_ *)arg;
+  const int64_t size = moe_dtype_bytes_(r->dtype);
+  const char *from = r->from + item * r->length * size;
+  char *to = r->to + item * r->length * size;
+  (void)worker;
+  for (int64_t at = 0, n; at < r->length; at += n) {
+    float x[MOE_NR];
+    n = moe_min_(r->layout == MOE_MX_LAYOUT_PLAIN ? MOE_NR : MOE_MX_GROUP_, r->length - at);
+    if (r->layout != MOE_MX_LAYOUT_PLAIN) {
+      moe_round_tensor_group_(r, from, to, at, n);
+      continue;
+    }
+    moe_load_row_(r->kernels, r->dtype, x, from + at * size, n);
+    moe_mx_round_row_(r->kernels, r->round, x, n);
+    moe_store_row_(r->kernels, r->dtype, to + at * size, x, n);
+  }
+}
+
+#endif

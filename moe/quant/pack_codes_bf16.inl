@@ -1,0 +1,89 @@
+/* Codes as panels of bf16 pairs (see moe_codes_), which is what the f32 panel's upper halves would make. Included for
+   codes of 4 and of 8 bits, beside pairs.inl; what needs more than the plain way goes through the f32 panel. */
+
+#define MOE_VC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_VOCABULARY))
+
+/* W columns from `col` on, of up to a block of codes from `at` on, all codes of all kinds. */
+MOE_FN void MOE_KC(pack_pairs_any)(uint32_t *p, const moe_codes_ *c, int64_t col, int64_t at) {
+  float panel[MOE_VC(codes) * MOE_NR];
+  moe_codes_ block = *c;
+  block.codes += col * c->stride + at / 32 * c->group;
+  if (c->scale) block.scale += col * c->scale_stride + at / 32 * c->scale_group;
+  block.col = 0;
+  block.width = MOE_W;
+  block.n = moe_max_(0, moe_min_(MOE_W, c->n - col));
+  block.k = moe_min_(MOE_VC(codes), c->k - at);
+  MOE_VC(pack_codes_columns)(panel, &block);
+  if (block.k % 2) MOE_V(store)(panel + block.k * MOE_NR, MOE_V(set1)(0.0f));
+  for (int64_t r = 0; r < block.k; r += 2, p += MOE_NR) {
+    const float *even = panel + r * MOE_NR;
+    MOE_V(storei)(p, MOE_K(join_uppers)(MOE_V(load)(even), MOE_V(load)(even + MOE_NR)));
+  }
+}
+
+MOE_FN void MOE_KC(pack_pairs_columns)(void *pairs, const moe_codes_ *c) {
+  enum { per_word = 32 / MOE_CODES_BITS };
+  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  for (int64_t col = 0; col < c->width; col += MOE_W) {
+    for (int64_t at = 0; at < c->k; at += MOE_VC(codes)) {
+      uint32_t *p = (uint32_t *)pairs + at / 2 * MOE_NR + c->col + col;
+      MOE_V(i) words[MOE_W], scales;
+      if (MOE_V(load_words)(c, col, at, words, &scales) || MOE_VC(codes_special)(words, &format)) {
+        MOE_KC(pack_pairs_any)(p, c, col, at);
+        continue;
+      }
+      for (int j = 0; j < MOE_W; j++) {
+        const MOE_V(i) byte = MOE_VC(word_scale)(scales, j);
+        MOE_UNROLL
+        for (int code = 0; code < per_word; code += 2, p += MOE_NR) MOE_V(storei)
+        (p, MOE_K(join_uppers)(MOE_PLAIN(words[j], code * MOE_CODES_BITS, byte, &format),
+                               MOE_PLAIN(words[j], (code + 1) * MOE_CODES_BITS, byte, &format)));
+      }
+    }
+  }
+}
+
+/* Two whole rows in the plain way; 0 where that does not do. */
+MOE_INLINE int MOE_KC(pack_plain_pair)(uint32_t *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
+                                       const moe_element_format_ *format) {
+  const uint8_t *next = row + c->stride;
+  MOE_V(i) outside = MOE_V(set1i)(0u);
+  for (int64_t part = 0; part < c->width; part += 32) {
+    const uint32_t even_byte = scale ? scale[part / 32] : 127u;
+    const uint32_t odd_byte = scale ? scale[c->scale_stride + part / 32] : 127u;
+    MOE_V(f) even[32 / MOE_W], odd[32 / MOE_W];
+    if (!MOE_PLAIN_SCALE_(even_byte) || !MOE_PLAIN_SCALE_(odd_byte)) return 0;
+    MOE_VC(plain_part)(even, row, part, even_byte, format);
+    MOE_VC(plain_part)(odd, next, part, odd_byte, format);
+    MOE_UNROLL
+    for (int i = 0; i < 32 / MOE_W; i++) MOE_V(storei)(p + part + i * MOE_W, MOE_K(join_uppers)(even[i], odd[i]));
+    if (MOE_CODES_BITS == 4) continue;
+    const MOE_V(i) both = MOE_K(join)(MOE_V(loadu16)(row + part), MOE_V(loadu16)(next + part));
+    outside = MOE_V(ori)(outside, MOE_V(outside_fp8)(both, format));
+  }
+  return MOE_CODES_BITS == 4 || !MOE_V(special_fp8)(outside);
+}
+
+/* One or two rows of all codes of all kinds. Not inlined: the loop is not to clear `rows`. */
+MOE_FN __attribute__((noinline)) void MOE_KC(pack_pair_any)(uint32_t *p, const moe_codes_ *pair) {
+  float rows[2 * MOE_NR] = {0};
+  MOE_VC(pack_codes_rows)(rows, pair);
+  for (int64_t i = 0; i < pair->width; i += MOE_W)
+    MOE_V(storei)(p + i, MOE_K(join_uppers)(MOE_V(load)(rows + i), MOE_V(load)(rows + MOE_NR + i)));
+}
+
+MOE_FN void MOE_KC(pack_pairs_rows)(void *pairs, const moe_codes_ *c) {
+  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  uint32_t *p = (uint32_t *)pairs + c->col;
+  moe_codes_ pair = *c;
+  pair.col = 0;
+  for (int64_t r = 0; r < c->k; r += 2, p += MOE_NR) {
+    pair.codes = c->codes + r * c->stride;
+    if (c->scale) pair.scale = c->scale + r * c->scale_stride;
+    pair.k = moe_min_(2, c->k - r);
+    if (pair.k == 2 && c->n == c->width && MOE_KC(pack_plain_pair)(p, c, pair.codes, pair.scale, &format)) continue;
+    MOE_KC(pack_pair_any)(p, &pair);
+  }
+}
+
+#undef MOE_VC

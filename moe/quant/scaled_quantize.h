@@ -1,0 +1,291 @@
+/* moe_quantize_scaled and moe_dequantize_scaled: blocks of 8-bit elements under one binary32 scale. */
+#ifndef MOE_QUANT_SCALED_QUANTIZE_H
+#define MOE_QUANT_SCALED_QUANTIZE_H
+
+typedef struct moe_scaled_job_ {
+  moe_kernels kernels;
+  moe_element_format_ format;
+  moe_cast_ cast;
+  moe_numbers_ numbers;
+  moe_dtype dtype;
+  int decode, given, nt; /* past: see MOE_NT_MIN_BYTES */
+  int64_t rows, columns, size;
+  int64_t block_rows, block_columns, across; /* across: blocks side by side */
+  /* An item's rows and columns, the latter of whole blocks, as the former are if scales are to be found; items side by
+     side. */
+  int64_t height, span, spans;
+  int64_t unit;     /* rows that are looked at and converted together */
+  int64_t prefetch; /* bytes, about, from a plain element to one that is fetched beside it, or: */
+  int in_strands;   /* an item's rows are taken one at a time, in strands */
+  const char *from;
+  char *to; /* plain, one of the two */
+  const uint8_t *codes;
+  uint8_t *to_codes;
+  const float *scales;
+  float *to_scales;
+  float largest;
+} moe_scaled_job_;
+
+enum {
+  MOE_SCALED_STRIP_ = 1024,       /* columns that are looked at together */
+  MOE_SCALED_ITEM_ = 1 << 15,     /* elements of an item, at least, if there are, */
+  MOE_SCALED_ITEM_MOST_ = 1 << 18 /* and at most, if one block is not more */
+};
+
+/* The columns [first, first+n) of rows [row, end) of an item: a block's, if its scale is to be found. Beside the bytes
+   of its rows, those from `next` on are fetched: of one row, what strands `apart` bytes from each other read next, or,
+   apart = 0, as many further on. */
+typedef struct moe_scaled_area_ {
+  int64_t row, end, first, n;
+  int numbers; /* it was seen to hold nothing else */
+  const char *next;
+  int64_t apart;
+} moe_scaled_area_;
+
+MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
+  return job->scales + row / job->block_rows * job->across + column / job->block_columns;
+}
+
+MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
+  const int64_t at = row * job->columns + column;
+  if (job->decode)
+    job->kernels.load_codes[1](x, job->codes + at, n, &job->format);
+  else
+    moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
+}
+
+/* Bytes of n elements of the result. */
+MOE_FN int64_t moe_scaled_bytes_(const moe_scaled_job_ *job, int64_t n) { return job->decode ? n * job->size : n; }
+
+/* n elements of the result, from x. */
+MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *to, int64_t n) {
+  if (job->decode)
+    moe_store_row_(&job->kernels, job->dtype, to, x, n);
+  else
+    job->kernels.store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
+}
+
+/* The largest that is finite, of at most a strip. */
+MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_area_ *a, int64_t row, int64_t column,
+                                      int64_t n) {
+  float x[MOE_SCALED_STRIP_];
+  const char *from = job->from + (row * job->columns + column) * job->size;
+  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude[job->dtype](from, n);
+  if (most < 0x7f800000u) return most;
+  a->numbers = 0;
+  moe_scaled_load_(job, x, row, column, n);
+  return moe_mx_finite_magnitude_(x, n);
+}
+
+MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
+  float x;
+  memcpy(&x, &amax, 4);
+  x /= job->largest;
+  return amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+}
+
+/* The scales of an item's blocks: of many narrow ones, or of one that may be wider than a strip. */
+MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
+  uint32_t amax[MOE_SCALED_STRIP_];
+  float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
+  const int64_t blocks = moe_ceil_div_(a->n, job->block_columns);
+  memset(amax, 0, (size_t)blocks * sizeof *amax);
+  a->numbers = 1;
+  for (int64_t row = a->row; row < a->end; row++)
+    for (int64_t at = 0, n; at < a->n; at += n) {
+      n = moe_min_(MOE_SCALED_STRIP_, a->n - at);
+      for (int64_t i = 0; i < n; i += job->block_columns) {
+        const int64_t part = moe_min_(job->block_columns, n - i);
+        const uint32_t most = moe_scaled_magnitude_(job, a, row, a->first + at + i, part);
+        uint32_t *block = amax + (at + i) / job->block_columns;
+        if (most > *block) *block = most;
+      }
+    }
+  for (int64_t b = 0; b < blocks; b++) scales[b] = moe_scaled_scale_of_(job, amax[b]);
+}
+
+/* What codes or, to codes, plain elements are multiplied by. */
+MOE_FN float moe_scaled_factor_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
+  const float scale = *moe_scaled_scale_(job, row, column);
+  return job->decode ? scale : 1.0f / scale;
+}
+
+/* A row of narrow blocks. */
+MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t column, int64_t n, char *to) {
+  float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
+  for (int64_t i = 0, end; i < n; i = end) {
+    const float value = moe_scaled_factor_(job, row, column + i);
+    end = moe_min_(n, i + job->block_columns - (column + i) % job->block_columns);
+    for (int64_t j = i; j < end; j++) factor[j] = value;
+  }
+  moe_scaled_load_(job, x, row, column, n);
+  job->kernels.multiply_row(x, factor, n);
+  moe_scaled_store_(job, x, to, n);
+}
+
+/* What is fetched beside a row's elements from `at` of the area on. */
+MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row,
+                                                int64_t at) {
+  const moe_prefetch_block_ straight = {a->next + ((row - a->row) * job->columns + at) * job->size, 1, 0, 64};
+  return a->apart ? moe_prefetch_streams_(a->next + at * job->size / MOE_READ_STREAMS_, a->apart) : straight;
+}
+
+/* A row of one block. */
+MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t column,
+                             int64_t n, char *to) {
+  const float factor = moe_scaled_factor_(job, row, column);
+  const int plain = factor > 0 && factor < 0x1p127f;
+  moe_numbers_ q = job->numbers;
+  q.factor = factor, q.known = a->numbers;
+  for (int64_t i = 0, done; i < n; i += done) {
+    const int64_t at = row * job->columns + column + i, groups = plain ? (n - i) / MOE_MX_GROUP_ : 0;
+    char *out = to + moe_scaled_bytes_(job, i);
+    if (job->decode) {
+      done = job->kernels.dequantize_groups[job->dtype](out, job->codes + at, NULL, groups, &q);
+    } else {
+      const moe_prefetch_block_ fetch = moe_scaled_prefetch_(job, a, row, column + i - a->first);
+      done = job->kernels.quantize_groups[job->dtype]((uint8_t *)out, NULL, job->from + at * job->size, groups, &q,
+                                                      &fetch);
+    }
+    done *= MOE_MX_GROUP_;
+    if (done > 0) continue;
+    float x[MOE_MX_GROUP_];
+    done = moe_min_(MOE_MX_GROUP_, n - i);
+    moe_scaled_load_(job, x, row, column + i, done);
+    job->kernels.scale_row(x, factor, done);
+    moe_scaled_store_(job, x, out, done);
+  }
+}
+
+MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_area_ *a) {
+  const int narrow = job->block_columns < MOE_MX_GROUP_;
+  MOE_LINE_ALIGNED char chunk[MOE_NT_CHUNK_];
+  for (int64_t row = a->row; row < a->end; row++)
+    for (int64_t at = 0, n; at < a->n; at += n) {
+      const int64_t column = a->first + at;
+      const int64_t block = narrow ? MOE_SCALED_STRIP_ : job->block_columns - at % job->block_columns;
+      n = moe_min_(job->nt ? MOE_NT_CHUNK_ / moe_scaled_bytes_(job, 1) : block, moe_min_(block, a->n - at));
+      char *out = (job->decode ? job->to : (char *)job->to_codes) + moe_scaled_bytes_(job, row * job->columns + column);
+      char *to = job->nt ? chunk : out;
+      if (narrow)
+        moe_scaled_narrow_(job, row, column, n, to);
+      else
+        moe_scaled_wide_(job, a, row, column, n, to);
+      if (job->nt) job->kernels.copy_nt(out, chunk, moe_scaled_bytes_(job, n));
+    }
+}
+
+/* Area i of `deep` that a strand has, of rows [first, end), a row each if there are several strands. */
+MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64_t end, int64_t strand, int64_t deep,
+                                int64_t i, moe_scaled_area_ *a) {
+  const int64_t pitch = job->columns * job->size;
+  a->row = first + (strand * deep + i) * job->unit;
+  a->end = moe_min_(end, a->row + job->unit);
+  if (job->decode) return;
+  a->next = job->from + (a->row * job->columns + a->first) * job->size + job->prefetch;
+  if (!job->in_strands) return;
+  a->apart = deep * pitch;
+  a->next = job->from + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
+            strand * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
+}
+
+MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
+  const int64_t first = item / job->spans * job->height, end = moe_min_(job->rows, first + job->height);
+  const int64_t areas = moe_ceil_div_(end - first, job->unit);
+  const int64_t deep = moe_ceil_div_(areas, job->in_strands ? MOE_READ_STREAMS_ : 1);
+  moe_scaled_area_ a = {0};
+  a.first = item % job->spans * job->span;
+  a.n = moe_min_(job->span, job->columns - a.first);
+  (void)worker;
+  for (int64_t i = 0; i < deep; i++)
+    for (int64_t at = i; at < areas; at += deep) {
+      moe_scaled_area_of_(job, first, end, at / deep, deep, i, &a);
+      if (!job->decode && !job->given) moe_scaled_find_(job, &a);
+      moe_scaled_convert_(job, &a);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+MOE_FN moe_status moe_scaled_check_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_positive_(ctx, "rows", job->rows));
+  MOE_TRY(moe_check_positive_(ctx, "columns", job->columns));
+  if (job->block_rows < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_rows", "is negative");
+  if (job->block_columns < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_columns", "is negative");
+  job->format = moe_element_format_of_(element);
+  if (job->format.bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits");
+  job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
+  job->size = moe_dtype_bytes_(job->dtype);
+  job->block_rows = job->block_rows ? moe_min_(job->block_rows, job->rows) : job->rows;
+  job->block_columns = job->block_columns ? moe_min_(job->block_columns, job->columns) : job->columns;
+  job->across = moe_ceil_div_(job->columns, job->block_columns);
+  const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), codes = moe_mul_(job->rows, job->columns);
+  const int64_t scales = moe_mul3_(moe_ceil_div_(job->rows, job->block_rows), job->across, 4);
+  const moe_tensor_ quantize[] = {{"plain", job->from, plain, job->size, MOE_INPUT},
+                                  {"codes", job->to_codes, codes, 1, MOE_OUTPUT},
+                                  {"scales", job->scales, scales, 4, job->given ? MOE_INPUT : MOE_OUTPUT}};
+  const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
+                                    {"scales", job->scales, scales, 4, MOE_INPUT},
+                                    {"plain", job->to, plain, job->size, MOE_OUTPUT}};
+  MOE_TRY(moe_check_tensors_(ctx, job->decode ? dequantize : quantize, 3, 0));
+  for (int64_t i = 0; i < scales / 4 && job->given; i++) {
+    MOE_TRY(moe_check_finite_(ctx, "scales", job->scales + i));
+    if (job->scales[i] <= 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "scales", "must be above 0");
+  }
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
+  MOE_TRY(moe_scaled_check_(ctx, job, element));
+  const uint8_t most = (uint8_t)job->format.max;
+  job->kernels = moe_kernels_();
+  job->numbers = moe_numbers_of_(&job->format, &job->cast);
+  job->unit = job->decode || job->given ? 1 : job->block_rows;
+  job->in_strands = !job->decode && job->unit == 1;
+  if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
+    job->numbers.prefetch_to += moe_min_(1024, job->columns / MOE_MX_GROUP_);
+  job->prefetch = job->numbers.prefetch_to * MOE_MX_GROUP_ * job->size;
+  job->nt = moe_scaled_bytes_(job, moe_mul_(job->rows, job->columns)) >= MOE_NT_MIN_BYTES;
+  if (job->nt) job->numbers.prefetch_to = 0;
+  job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
+  job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
+  job->spans = moe_ceil_div_(job->columns, job->span);
+  const int64_t item = moe_max_(MOE_SCALED_ITEM_, moe_min_(MOE_SCALED_ITEM_MOST_, job->rows * job->columns / 256));
+  job->height = moe_max_(1, item / (job->unit * job->span)) * job->unit;
+  if (job->decode) job->unit = job->height;
+  const moe_work_ work = {moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job, NULL};
+  moe_run_(ctx, &work, 1);
+  return moe_succeed_(ctx);
+}
+
+moe_status moe_quantize_scaled(moe_context *ctx, const moe_quantize_scaled_args *args) {
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_scaled_job_ job = {0};
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
+  job.cast = moe_cast_of_(args->element, args->cast);
+  job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job.dtype = args->dtype, job.given = args->scales_given;
+  job.rows = args->rows, job.columns = args->columns;
+  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
+  job.from = (const char *)args->plain, job.to_codes = args->codes;
+  job.scales = job.to_scales = args->scales;
+  return moe_scaled_run_(ctx, &job, args->element);
+}
+
+moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_args *args) {
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_scaled_job_ job = {0};
+  job.decode = 1, job.dtype = args->dtype;
+  job.rows = args->rows, job.columns = args->columns;
+  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
+  job.to = (char *)args->plain, job.codes = args->codes, job.scales = args->scales;
+  return moe_scaled_run_(ctx, &job, args->element);
+}
+
+#endif

@@ -1,0 +1,146 @@
+/* A quantised weight that stands for a plain one: what it is, whether it is right, and its float scales. */
+#ifndef MOE_QUANT_WEIGHT_H
+#define MOE_QUANT_WEIGHT_H
+
+typedef struct moe_quantized_ {
+  const moe_quantized_weight *weight; /* or NULL */
+  moe_mx_side_ side;                  /* shapes; and where things lie, if MX */
+  moe_element_format_ format;
+  int64_t block, repeat;
+  int64_t part;   /* the first that takes part: 1 with skip_gate */
+  moe_dtype type; /* what code*float scale is rounded to */
+} moe_quantized_;
+
+MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts,
+                                        int64_t columns) {
+  const moe_mx_layout layout = w->scaling == MOE_WEIGHT_MX ? w->layout : MOE_MX_LAYOUT_PLAIN;
+  moe_mx_side_ s = moe_mx_side_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
+  s.scales = w->scales_layout;
+  s.codes = (uint8_t *)(uintptr_t)w->codes;
+  s.scale = (uint8_t *)(uintptr_t)w->scales;
+  return s;
+}
+
+/* `parts`: 2 for gate and up, of which with skip_gate only the second takes part. The weight's options must be
+   right. */
+MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K, int parts,
+                                        int64_t columns, int skip_gate) {
+  moe_quantized_ q;
+  memset(&q, 0, sizeof q);
+  if (!w) return q;
+  q.weight = w;
+  q.side = moe_quantized_side_(w, E, K, parts, columns);
+  q.format = moe_element_format_of_(w->element);
+  q.block = w->block ? w->block : 256;
+  q.repeat = w->repeat ? w->repeat : 1;
+  q.part = skip_gate;
+  q.type = dtype;
+  return q;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- checks */
+
+MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }
+
+/* Whether the scales multiply product sums. */
+MOE_FN int moe_weight_scaled_after_(const moe_quantized_weight *w) {
+  return w && w->scaling != MOE_WEIGHT_MX && w->scaling != MOE_WEIGHT_BLOCK;
+}
+
+MOE_FN int64_t moe_quantized_blocks_(const moe_quantized_ *q, int64_t n) { return moe_ceil_div_(n, q->block); }
+
+MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
+  const moe_mx_side_ *s = &q->side;
+  const int64_t rows = moe_mx_rows_(s);
+  moe_mx_bytes_ bytes = {moe_mul3_(s->E, rows, s->K), 0};
+  switch (q->weight->scaling) {
+    case MOE_WEIGHT_MX: return moe_mx_size_(s);
+    case MOE_WEIGHT_STATIC: bytes.scales = s->parts; break;
+    case MOE_WEIGHT_COLUMN: bytes.scales = rows; break;
+    case MOE_WEIGHT_BLOCK:
+      bytes.scales = moe_mul_(
+          moe_mul4_(s->E, moe_quantized_blocks_(q, s->K), s->parts, moe_quantized_blocks_(q, s->columns)), q->repeat);
+      break;
+    case MOE_WEIGHT_STATIC_PER_EXPERT: bytes.scales = moe_mul_(s->E, s->parts); break;
+    case MOE_WEIGHT_COLUMN_PER_EXPERT: bytes.scales = moe_mul_(s->E, rows); break;
+  }
+  bytes.scales = moe_mul_(bytes.scales, 4);
+  return bytes;
+}
+
+MOE_ONCE_BEGIN
+
+MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_weight *w, int parts, int64_t K) {
+  if (!w) return MOE_OK;
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)w->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "scaling", (int)w->scaling, MOE_WEIGHT_COLUMN_PER_EXPERT + 1));
+  const int bits = moe_element_format_of_(w->element).bits;
+  if (w->scaling != MOE_WEIGHT_MX) {
+    if (bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits under float scales");
+    if (w->block < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block", "is negative");
+    if (w->repeat < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "repeat", "is negative");
+    return MOE_OK;
+  }
+  MOE_TRY(moe_check_enum_(ctx, "layout", (int)w->layout, MOE_MX_LAYOUT_GGML + 1));
+  MOE_TRY(moe_mx_check_scales_(ctx, "scales_layout", w->layout, w->scales_layout));
+  return moe_mx_check_shape_(ctx, w->layout, bits, parts, K);
+}
+
+MOE_ONCE_END
+
+/* A weight's codes and scales in a function's table of tensors; two of them. */
+MOE_FN int moe_quantized_tensors_(const moe_quantized_ *q, const char *codes, const char *scales, moe_tensor_ *tensor) {
+  if (!q->weight) return 0;
+  const moe_quantized_weight *w = q->weight;
+  const moe_mx_bytes_ bytes = moe_quantized_bytes_(q);
+  const int mx = w->scaling == MOE_WEIGHT_MX, within = mx && w->layout == MOE_MX_LAYOUT_GGML;
+  const moe_tensor_ own[2] = {
+      {codes, w->codes, bytes.codes, mx && moe_mx_is_nki_(w->layout) ? q->side.bits / 2 : 1, MOE_INPUT},
+      {scales, within ? NULL : w->scales, bytes.scales, mx ? 1 : 4, within ? MOE_INPUT_OPTIONAL : MOE_INPUT}};
+  memcpy(tensor, own, sizeof own);
+  return 2;
+}
+
+/* Float scales are few; E8M0 bytes may be NaN. */
+MOE_FN moe_status moe_quantized_check_scales_(moe_context *ctx, const moe_quantized_ *q, const char *name) {
+  if (!q->weight || q->weight->scaling == MOE_WEIGHT_MX) return MOE_OK;
+  const float *scale = (const float *)q->weight->scales;
+  const int64_t step = q->weight->scaling == MOE_WEIGHT_BLOCK ? q->repeat : 1;
+  for (int64_t i = 0, n = moe_quantized_bytes_(q).scales / 4; i < n; i += step)
+    MOE_TRY(moe_check_finite_(ctx, name, scale + i));
+  return MOE_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- float scales */
+
+MOE_FN float moe_quantized_scale_(const moe_quantized_ *q, int64_t expert, int64_t part, int64_t column, int64_t k) {
+  const moe_mx_side_ *s = &q->side;
+  const float *scale = (const float *)q->weight->scales;
+  const int64_t across = moe_quantized_blocks_(q, s->columns);
+  switch (q->weight->scaling) {
+    case MOE_WEIGHT_STATIC: return scale[part];
+    case MOE_WEIGHT_COLUMN: return scale[part * s->columns + column];
+    case MOE_WEIGHT_STATIC_PER_EXPERT: return scale[expert * s->parts + part];
+    case MOE_WEIGHT_COLUMN_PER_EXPERT: return scale[(expert * s->parts + part) * s->columns + column];
+    case MOE_WEIGHT_BLOCK: break;
+    case MOE_WEIGHT_MX: return 1.0f;
+  }
+  const int64_t row = expert * moe_quantized_blocks_(q, s->K) + k / q->block;
+  return scale[((row * s->parts + part) * across + column / q->block) * q->repeat];
+}
+
+/* n product sums times the scales of their columns, where these come after the sum. */
+MOE_FN void moe_quantized_scale_sums_(const moe_quantized_ *q, const moe_kernels *kernels, int64_t expert, int64_t part,
+                                      int64_t column, int64_t n, float *c) {
+  const int64_t whole = (q->side.parts * expert + part) * q->side.columns + column;
+  if (!moe_weight_scaled_after_(q->weight)) return;
+  switch (q->weight->scaling) {
+    case MOE_WEIGHT_COLUMN:
+      kernels->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n);
+      break;
+    case MOE_WEIGHT_COLUMN_PER_EXPERT: kernels->multiply_row(c, (const float *)q->weight->scales + whole, n); break;
+    default: kernels->scale_row(c, moe_quantized_scale_(q, expert, part, column, 0), n); break;
+  }
+}
+
+#endif

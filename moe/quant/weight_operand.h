@@ -1,0 +1,293 @@
+/* Panels of quantised weights. In the forward a panel's columns are the weight's own and the contraction runs over K;
+   in the backward it runs over the weight's columns, gate before up, and the panel's columns are elements along K. */
+#ifndef MOE_QUANT_WEIGHT_OPERAND_H
+#define MOE_QUANT_WEIGHT_OPERAND_H
+
+/* Columns [col, col+width) of a panel of k rows; `count` columns of a part of a weight, from `column` on, times
+   `elements` along K, from `element` on: one of these numbers is k, the other is the panel's n. */
+typedef struct moe_weight_patch_ {
+  const moe_quantized_ *q;
+  const moe_kernels *kernels;
+  int64_t expert, part, column, count, element, elements, col, width;
+  int transposed; /* 1: the panel's columns are elements (backward) */
+} moe_weight_patch_;
+
+MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
+  moe_codes_ codes = {0};
+  codes.format = &p->q->format;
+  codes.col = p->col;
+  codes.width = p->width;
+  codes.n = p->transposed ? p->elements : p->count;
+  codes.k = p->transposed ? p->count : p->elements;
+  return codes;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- MX */
+
+/* Trainium's layouts: of an element of K the words of all columns lie side by side, those of the next element
+   elsewhere. */
+MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_side_ *s = &p->q->side;
+  const int64_t word = s->bits / 2;
+  const uint8_t *codes[MOE_DECODE_K_], *scale[MOE_DECODE_K_];
+  int shift[MOE_DECODE_K_];
+  moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
+  for (int64_t e = 0; e < p->elements; e++) {
+    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + e);
+    const int64_t before = at.group;
+    at.group = position / MOE_MX_GROUP_;
+    codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
+    scale[e] = at.group == before ? scale[e - 1] : moe_mx_scale_at_(s, &at);
+    shift[e] = (int)(position % MOE_MX_WORD_) * s->bits;
+    for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(codes[e] + byte);
+  }
+  for (int64_t e = 0; e < p->elements; e++)
+    p->kernels->pack_words_row[moe_wide_(&p->q->format)](panel + e * MOE_NR + p->col, codes[e], shift[e], scale[e],
+                                                         p->count, p->width, &p->q->format);
+}
+
+/* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
+MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale) {
+  const moe_mx_side_ *s = &p->q->side;
+  moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  moe_codes_ codes = moe_patch_codes_(p);
+  codes.codes = moe_mx_group_codes_(s, &at);
+  codes.stride = moe_mx_column_bytes_(s);
+  codes.group = moe_mx_group_bytes_(s);
+  codes.split = s->layout == MOE_MX_LAYOUT_GGML;
+  codes.scale = moe_mx_scale_at_(s, &at);
+  codes.scale_stride = moe_mx_column_scales_(s);
+  codes.scale_group = moe_mx_group_scales_(s);
+  if (s->scales == MOE_MX_SCALES_OWN) return codes;
+  codes.scale = scale;
+  codes.scale_stride = 1;
+  codes.scale_group = MOE_NR;
+  for (int64_t g = 0; g < moe_ceil_div_(p->elements, MOE_MX_GROUP_); g++, at.group++)
+    for (int64_t c = 0; c < p->count; c++) {
+      at.column = p->column + c;
+      scale[g * MOE_NR + c] = *moe_mx_scale_at_(s, &at);
+    }
+  return codes;
+}
+
+/* Forward. */
+MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_side_ *s = &p->q->side;
+  uint8_t scale[MOE_DECODE_K_ / MOE_MX_GROUP_ * MOE_NR];
+  if (moe_mx_is_nki_(s->layout)) {
+    moe_patch_pack_words_(p, panel);
+    return;
+  }
+  const moe_codes_ codes = moe_patch_columns_(p, scale);
+  p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
+}
+
+/* Backward, by way of the forward's panel: 64 of the weight's columns at a time, transposed. */
+MOE_FN void moe_patch_pack_transposed_(const moe_weight_patch_ *p, float *panel) {
+  float rows[MOE_NR * MOE_NR], columns[MOE_NR * MOE_NR];
+  memset(rows, 0, sizeof rows); /* elements that are not there */
+  for (int64_t at = 0, n; at < p->count; at += n) {
+    moe_weight_patch_ part = *p;
+    n = moe_min_(MOE_NR, p->count - at);
+    part.column += at;
+    part.count = n;
+    part.transposed = 0;
+    moe_patch_pack_down_(&part, rows);
+    p->kernels->transpose_tile(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_NR, n);
+    memcpy(panel + at * MOE_NR, columns, (size_t)(n * MOE_NR) * sizeof *panel);
+  }
+}
+
+MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+  const moe_mx_layout layout = p->q->side.layout;
+  if (!p->transposed) {
+    moe_patch_pack_down_(p, panel);
+  } else if (moe_mx_is_nki_(layout) || layout == MOE_MX_LAYOUT_GGML || p->q->side.scales != MOE_MX_SCALES_OWN) {
+    moe_patch_pack_transposed_(p, panel);
+  } else {
+    const moe_codes_ codes = moe_patch_columns_(p, NULL);
+    p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  }
+}
+
+/* ----------------------------------------------------------------------------------------------------- float scales */
+
+/* The scales of the patch's row r. */
+MOE_FN void moe_patch_row_scales_(const moe_weight_patch_ *p, int64_t r, float *scale) {
+  const moe_quantized_ *q = p->q;
+  const int64_t n = p->transposed ? p->elements : p->count, first = p->transposed ? p->element : p->column;
+  for (int64_t i = 0, end; i < n; i = end) {
+    const int64_t column = p->transposed ? p->column + r : first + i,
+                  element = p->transposed ? first + i : p->element + r;
+    const float value = moe_quantized_scale_(q, p->expert, p->part, column, element);
+    end = q->weight->scaling == MOE_WEIGHT_BLOCK ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : n;
+    for (int64_t j = i; j < end; j++) scale[j] = value;
+  }
+}
+
+/* Of how many of its `rows` rows, from r on, the scales are the same. */
+MOE_FN int64_t moe_patch_same_scales_(const moe_weight_patch_ *p, int64_t r, int64_t rows) {
+  const int64_t at = (p->transposed ? p->column : p->element) + r;
+  switch (p->q->weight->scaling) {
+    case MOE_WEIGHT_BLOCK: return moe_min_(rows - r, p->q->block - at % p->q->block);
+    case MOE_WEIGHT_STATIC:
+    case MOE_WEIGHT_STATIC_PER_EXPERT: return rows - r;
+    default: return 1;
+  }
+}
+
+/* Products may be under way in a mode that flushes subnormals, which these are not to meet. */
+MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t n, float *panel) {
+  const int bf16 = p->q->type == MOE_DTYPE_BF16;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  float scale[MOE_NR];
+  for (int64_t r = 0, same; r < k; r += same) {
+    float *rows = panel + r * MOE_NR;
+    same = moe_patch_same_scales_(p, r, k);
+    moe_patch_row_scales_(p, r, scale);
+    if (bf16)
+      p->kernels->scale_to_bf16(rows, scale, same, n);
+    else
+      for (int64_t i = 0; i < same; i++) p->kernels->multiply_row(rows + i * MOE_NR, scale, n);
+  }
+  moe_fpenv_restore_(saved);
+}
+
+MOE_FN moe_codes_ moe_patch_scaled_codes_(const moe_weight_patch_ *p) {
+  const moe_mx_side_ *s = &p->q->side;
+  moe_codes_ codes = moe_patch_codes_(p);
+  codes.stride = s->parts * s->columns;
+  codes.group = MOE_MX_GROUP_;
+  codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  return codes;
+}
+
+MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
+  const moe_codes_ codes = moe_patch_scaled_codes_(p);
+  if (p->transposed)
+    p->kernels->pack_codes_columns[1](panel, &codes);
+  else
+    p->kernels->pack_codes_rows[1](panel, &codes);
+  if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
+  moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ pairs */
+
+/* Whether codes become pairs as they are: they lie in rows or columns, no float scale comes in between and, where a
+   contraction goes on in the next part, no pair is of both. */
+MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
+  const moe_mx_side_ *s = &q->side;
+  if (q->weight->scaling != MOE_WEIGHT_MX) return !transposed && moe_weight_scaled_after_(q->weight);
+  if (transposed && s->columns % 2) return 0;
+  return !moe_mx_is_nki_(s->layout) && s->layout != MOE_MX_LAYOUT_GGML && s->scales == MOE_MX_SCALES_OWN;
+}
+
+MOE_FN void moe_patch_pack_pairs_(const moe_weight_patch_ *p, void *pairs) {
+  const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
+  const moe_codes_ codes = mx ? moe_patch_columns_(p, NULL) : moe_patch_scaled_codes_(p);
+  (mx != p->transposed ? p->kernels->pack_pairs_columns : p->kernels->pack_pairs_rows)[wide](pairs, &codes);
+}
+
+MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, moe_panel_kind_ kind, char *panel) {
+  if (kind == MOE_PANEL_PAIRS)
+    moe_patch_pack_pairs_(p, panel);
+  else if (p->q->weight->scaling == MOE_WEIGHT_MX)
+    moe_patch_pack_mx_(p, (float *)(void *)panel);
+  else
+    moe_patch_pack_scaled_(p, (float *)(void *)panel);
+}
+
+/* ------------------------------------------------------------------------------------------------------ as operands */
+
+/* The patch of a panel that is one part's columns, or elements, contracted from `from` on. */
+MOE_FN moe_weight_patch_ moe_b_patch_(const moe_b_ *b, const moe_kernels *kernels, int64_t part, int64_t from,
+                                      int64_t k) {
+  const moe_quantized_ *q = (const moe_quantized_ *)b->source;
+  const int64_t width = moe_b_width_(b);
+  const moe_weight_patch_ patch = {q,    kernels, b->expert,    q->part + part, b->column, b->n,
+                                   from, k,       part * width, width,          0};
+  return patch;
+}
+MOE_FN moe_weight_patch_ moe_b_patch_transposed_(const moe_b_ *b, const moe_kernels *kernels, int64_t from,
+                                                 int64_t end) {
+  const moe_quantized_ *q = (const moe_quantized_ *)b->source;
+  const int64_t columns = q->side.columns, part = from / columns, n = moe_min_(end, (part + 1) * columns) - from;
+  const moe_weight_patch_ patch = {q, kernels, b->expert, q->part + part, from % columns, n, b->column, b->n,
+                                   0, MOE_NR,  1};
+  return patch;
+}
+
+MOE_FN int moe_quantized_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
+                                 int64_t k, char *panel) {
+  if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)b->source, 0)) return 0;
+  for (int64_t part = 0; part < b->parts; part++) {
+    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, part, from, k);
+    moe_patch_pack_(&patch, kind, panel);
+  }
+  if (kind == MOE_PANEL_F32) moe_panel_even_(k, panel);
+  return 1;
+}
+
+/* The contraction may pass from one part to the next within a piece. */
+MOE_FN int moe_quantized_decode_transposed_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind,
+                                            int64_t from, int64_t k, char *panel) {
+  if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)b->source, 1)) return 0;
+  const int64_t row = kind == MOE_PANEL_F32 ? MOE_NR_BYTES_ : MOE_NR_BYTES_ / 2;
+  for (int64_t at = from, n; at < from + k; at += n) {
+    const moe_weight_patch_ patch = moe_b_patch_transposed_(b, kernels, at, from + k);
+    n = patch.count;
+    moe_patch_pack_(&patch, kind, panel + (at - from) * row);
+  }
+  if (kind == MOE_PANEL_F32) moe_panel_even_(k, panel);
+  return 1;
+}
+
+/* MX whose elements of K lie side by side, over all of K. */
+MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, moe_small_m_ *small_m) {
+  const moe_quantized_ *q = (const moe_quantized_ *)b->source;
+  moe_codes_ codes[2];
+  for (int64_t part = 0; part < b->parts; part++) {
+    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, part, 0, b->k);
+    codes[part] = moe_patch_columns_(&patch, NULL);
+    codes[part].prefetch = patch.width * codes[part].stride;
+  }
+  small_m->parts = b->parts;
+  kernels->small_m_codes[moe_wide_(&q->format)](small_m, codes);
+}
+
+/* Where it lies, unless the words of its columns lie scattered. */
+MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_ *b) {
+  const moe_mx_side_ *s = &q->side;
+  const int mx = q->weight->scaling == MOE_WEIGHT_MX;
+  if (mx && moe_mx_is_nki_(s->layout)) return;
+  b->group = mx ? moe_mx_group_bytes_(s) : MOE_MX_GROUP_;
+  b->transposed = mx != transposed;
+  b->stride = mx ? moe_mx_column_bytes_(s) : s->parts * s->columns;
+  for (int64_t p = 0; p < s->parts - q->part; p++) {
+    const moe_mx_at_ at = {b->expert, q->part + p, 0, 0, NULL};
+    const int64_t plain = b->expert * s->K * b->stride + at.part * s->columns;
+    b->base[p] = (const char *)(mx ? moe_mx_group_codes_(s, &at) : s->codes + plain);
+  }
+  if (transposed && b->base[1]) b->k_second = s->columns;
+}
+
+/* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all
+   parts. */
+MOE_FN moe_b_ moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transposed) {
+  const int64_t parts = q->side.parts - q->part, columns = q->side.columns;
+  moe_b_ b = {0};
+  b.parts = transposed ? 1 : parts;
+  b.n = transposed ? q->side.K : columns;
+  b.k = transposed ? parts * columns : q->side.K;
+  b.decode = transposed ? moe_quantized_decode_transposed_ : moe_quantized_decode_;
+  if (!transposed && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
+    b.small_m = moe_quantized_small_m_;
+  if (!transposed && moe_weight_scaled_after_(q->weight)) b.format = &q->format;
+  b.source = q;
+  b.expert = expert;
+  moe_quantized_place_(q, transposed, &b);
+  return b;
+}
+
+#endif

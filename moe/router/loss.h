@@ -1,0 +1,266 @@
+/* The auxiliary losses. They have no workspace: tokens are taken in ranges, experts in columns, that fit on the
+   stack. */
+#ifndef MOE_ROUTER_LOSS_H
+#define MOE_ROUTER_LOSS_H
+
+enum {
+  MOE_LOSS_TOKENS_ = 2048,  /* a range: what is known of them is on the stack */
+  MOE_LOSS_EXPERTS_ = 4096, /* columns whose gains are on the stack; more experts are counted again for every range */
+  MOE_LOSS_ITEM_ = 64,      /* tokens of a work item */
+  MOE_LOSS_CHUNK_ = 256     /* experts whose scores are at hand */
+};
+
+/* One token: p_e = e^(z_e-shift)/total, or score(z_e)/total. */
+typedef struct moe_loss_token_ {
+  float shift, total;
+  float term; /* load balance: sum_e gain_e*p_e; z-loss: (log sum exp)^2 */
+} moe_loss_token_;
+
+typedef struct moe_router_loss_ {
+  const moe_router_loss_args *args;
+  moe_kernels kernels;
+  moe_score_function score_function;
+  int64_t tokens;         /* T' */
+  int64_t first, last;    /* the range of tokens at work */
+  int64_t from, to;       /* the columns at work */
+  float *gain;            /* load balance: [to - from] c*E*n_e/(K*T'^2) */
+  moe_loss_token_ *token; /* [last - first] */
+  float sum;              /* of the terms so far */
+} moe_router_loss_;
+
+MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {
+  return !args->token_mask || args->token_mask[t] != 0;
+}
+
+/* log x for x >= 1, or NaN or infinity. x = 2^n*m, m near 1; log m = 2*atanh(s), s = (m-1)/(m+1). Within 2 ulp. */
+MOE_FN float moe_log_(float x) {
+  const uint32_t bits = moe_casti_scalar(x);
+  if (bits >= 0x7f800000u) return x;
+  const uint32_t shifted = bits - 0x3f3504f3u; /* sqrt(1/2) */
+  const float n = (float)((int32_t)shifted >> 23), m = moe_castf_scalar((shifted & 0x007fffffu) + 0x3f3504f3u);
+  const float s = (m - 1.0f) / (m + 1.0f), u = moe_mul_scalar(s, s);
+  float p = 0x1.f1af3ap-3f;
+  p = moe_fma_scalar(p, u, 0x1.b6d68ep-3f);
+  p = moe_fma_scalar(p, u, 0x1.250974p-2f);
+  p = moe_fma_scalar(p, u, 0x1.9996a8p-2f);
+  p = moe_fma_scalar(p, u, 0x1.555558p-1f);
+  const float tail = moe_fma_scalar(n, 0x1.7f7d1cp-20f, moe_mul_scalar(moe_mul_scalar(p, u), s));
+  return moe_fma_scalar(n, 0x1.62e4p-1f, s + s + tail);
+}
+
+/* ------------------------------------------------------------------------------------------------- scores in pieces */
+
+/* Scores of logits z[0..n), not yet divided; slope, their derivatives, may be NULL and is not for softmax. */
+MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
+                             float *slope) {
+  if (loss->score_function == MOE_SCORE_SOFTMAX)
+    loss->kernels.exp_row(score, z, shift, n);
+  else
+    loss->kernels.score_row(score, slope, z, loss->score_function, n);
+}
+
+MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const float *z) {
+  float score[MOE_LOSS_CHUNK_];
+  moe_loss_token_ token = {moe_largest_(z, loss->args->E), 0.0f, 0.0f};
+  for (int64_t e = 0; e < loss->args->E; e += MOE_LOSS_CHUNK_) {
+    const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->args->E - e);
+    moe_loss_scores_(loss, z + e, n, token.shift, score, NULL);
+    for (int64_t i = 0; i < n; i++) token.total = token.total + score[i];
+  }
+  return token;
+}
+
+/* grad += d, n elements. */
+MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, int64_t n) {
+  loss->kernels.add_scaled(d, grad, 1.0f, n);
+  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, grad, d, n);
+}
+
+/* ----------------------------------------------------------------------------------------------------- load balance */
+
+/* How often the experts at work are routed to, as gains. */
+MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_worker_ *worker) {
+  moe_router_loss_ *loss = (moe_router_loss_ *)arg;
+  const moe_router_loss_args *args = loss->args;
+  const float scale = args->coefficient * (float)args->E / ((float)args->K * (float)loss->tokens * (float)loss->tokens);
+  int64_t count[MOE_LOSS_EXPERTS_] = {0};
+  (void)item;
+  (void)worker;
+  for (int64_t t = 0; t < args->T; t++)
+    for (int64_t k = 0; k < args->K && moe_token_counts_(args, t); k++) {
+      const int64_t e = args->expert_index[t * args->K + k];
+      if (e >= loss->from && e < loss->to) count[e - loss->from]++;
+    }
+  for (int64_t e = 0; e < loss->to - loss->from; e++) loss->gain[e] = scale * (float)count[e];
+}
+
+MOE_FN void moe_balance_terms_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
+  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+  float score[MOE_LOSS_CHUNK_];
+  (void)worker;
+  for (int64_t t = first; t < last; t++) {
+    if (!moe_token_counts_(loss->args, t)) continue;
+    const float *z = loss->args->router_logits + t * loss->args->E;
+    moe_loss_token_ *token = &loss->token[t - loss->first];
+    if (loss->from == 0) *token = moe_loss_token_at_(loss, z);
+    float term = token->term;
+    for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
+      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
+      moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
+      for (int64_t i = 0; i < n; i++)
+        term = term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
+    }
+    token->term = term;
+  }
+}
+
+/* dz_e = p_e*(gain_e - term) for softmax, s'_e/total*(gain_e - term) otherwise. */
+MOE_FN void moe_balance_grads_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
+  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+  const int softmax = loss->score_function == MOE_SCORE_SOFTMAX;
+  float score[MOE_LOSS_CHUNK_], slope[MOE_LOSS_CHUNK_];
+  (void)worker;
+  for (int64_t t = first; t < last; t++) {
+    if (!moe_token_counts_(loss->args, t)) continue;
+    const int64_t row = t * loss->args->E;
+    const float *z = loss->args->router_logits + row;
+    const moe_loss_token_ *token = &loss->token[t - loss->first];
+    for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
+      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
+      moe_loss_scores_(loss, z + e, n, token->shift, score, slope);
+      for (int64_t i = 0; i < n; i++)
+        score[i] = (softmax ? score[i] : slope[i]) / token->total * (loss->gain[e - loss->from + i] - token->term);
+      moe_loss_add_(loss, loss->args->logits_grad + row + e, score, n);
+    }
+  }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- z-loss */
+
+MOE_FN void moe_z_terms_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
+  const moe_router_loss_args *args = loss->args;
+  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+  float score[MOE_LOSS_CHUNK_];
+  (void)worker;
+  for (int64_t t = first; t < last; t++) {
+    if (!moe_token_counts_(args, t)) continue;
+    const float *z = args->router_logits + t * args->E;
+    moe_loss_token_ *token = &loss->token[t - loss->first];
+    *token = moe_loss_token_at_(loss, z);
+    const float logsumexp = token->shift + moe_log_(token->total);
+    const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
+    token->term = moe_mul_scalar(logsumexp, logsumexp);
+    for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_CHUNK_) {
+      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, args->E - e);
+      moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
+      for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total * gain;
+      moe_loss_add_(loss, args->logits_grad + t * args->E + e, score, n);
+    }
+  }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- common */
+
+MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_worker_ *worker) {
+  moe_router_loss_ *loss = (moe_router_loss_ *)arg;
+  (void)item;
+  (void)worker;
+  for (int64_t t = loss->first; t < loss->last; t++)
+    if (moe_token_counts_(loss->args, t)) loss->sum = loss->sum + loss->token[t - loss->first].term;
+}
+
+MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {
+  moe_router_loss_ *loss = (moe_router_loss_ *)arg;
+  (void)item;
+  (void)worker;
+  if (loss->gain == NULL && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
+  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
+}
+
+/* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
+MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss,
+                               void (*stage)(void *arg, int64_t item, moe_worker_ *worker)) {
+  const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
+  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), stage, loss, NULL};
+  const int64_t E = loss->args->E;
+  for (int64_t from = 0; from < E; from += MOE_LOSS_EXPERTS_) {
+    const int64_t to = moe_min_(from + MOE_LOSS_EXPERTS_, E);
+    const int known = loss->from == from && loss->to == to;
+    loss->from = from;
+    loss->to = to;
+    if (!known) moe_run_(ctx, &gains, 1);
+    moe_run_(ctx, &work, 1);
+  }
+}
+
+MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
+  const moe_router_loss_args *args = loss->args;
+  const moe_work_ sum = {1, moe_loss_sum_, loss, NULL}, finish = {1, moe_loss_finish_, loss, NULL};
+  moe_loss_token_ token[MOE_LOSS_TOKENS_];
+  loss->token = token;
+  for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
+    loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
+    const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss, NULL};
+    if (loss->gain)
+      moe_balance_stage_(ctx, loss, moe_balance_terms_);
+    else
+      moe_run_(ctx, &z, 1);
+    moe_run_(ctx, &sum, 1);
+    if (loss->gain && args->logits_grad) moe_balance_stage_(ctx, loss, moe_balance_grads_);
+  }
+  moe_run_(ctx, &finish, 1);
+}
+
+MOE_ONCE_BEGIN
+
+MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_(ctx, "E", args->E));
+  MOE_TRY(moe_check_finite_(ctx, "coefficient", &args->coefficient));
+  if (balance) {
+    MOE_TRY(moe_check_positive_(ctx, "K", args->K));
+    if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
+    MOE_TRY(moe_check_enum_(ctx, "score_function", (int)args->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
+  }
+  const int64_t logits = moe_mul3_(args->T, args->E, 4), picked = balance ? moe_mul3_(args->T, args->K, 4) : 0;
+  const moe_tensor_ tensor[] = {
+      {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
+      {"expert_index", balance ? args->expert_index : NULL, picked, 4, balance ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"token_mask", args->token_mask, args->T, 1, MOE_INPUT_OPTIONAL},
+      {"loss", args->loss, 4, 4, MOE_OUTPUT},
+      {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
+  };
+  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), 0));
+  return balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
+}
+
+MOE_ONCE_END
+
+MOE_FN moe_status moe_router_loss_any_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
+  moe_router_loss_ loss;
+  float gain[MOE_LOSS_EXPERTS_];
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  MOE_TRY(moe_loss_check_(ctx, args, balance));
+  memset(&loss, 0, sizeof loss);
+  loss.args = args;
+  loss.kernels = moe_kernels_();
+  loss.score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;
+  loss.gain = balance ? gain : NULL;
+  for (int64_t t = 0; t < args->T; t++) loss.tokens += moe_token_counts_(args, t);
+  moe_loss_run_(ctx, &loss);
+  return moe_succeed_(ctx);
+}
+
+moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args) {
+  return moe_router_loss_any_(ctx, args, 1);
+}
+
+moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args) {
+  return moe_router_loss_any_(ctx, args, 0);
+}
+
+#endif

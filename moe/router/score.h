@@ -1,0 +1,81 @@
+/* What the router's forward, backward and losses share: the configuration's checks and the softmax. */
+#ifndef MOE_ROUTER_SCORE_H
+#define MOE_ROUTER_SCORE_H
+
+MOE_ONCE_BEGIN
+
+/* E experts, k of them per token. */
+MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
+  MOE_TRY(moe_check_count_(ctx, "E", E));
+  MOE_TRY(moe_check_positive_(ctx, "K", K));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_BEFORE_TOPK + 1));
+  MOE_TRY(moe_check_flag_(ctx, "config.renormalize", config->renormalize));
+  MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", &config->renormalize_epsilon));
+  if (config->renormalize_epsilon < 0.0f)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.renormalize_epsilon", "is negative");
+  MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", &config->routed_scaling_factor));
+  if (config->num_groups < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.num_groups", "is negative");
+  if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups",
+                     "must be between 1 and num_groups, or 0 like it");
+  if (K > E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
+  if (config->num_groups > 0) {
+    if (E % config->num_groups != 0)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "E", "is not divisible by config.num_groups");
+    if (K > E / config->num_groups * config->topk_groups)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds the experts of config.topk_groups groups");
+  }
+  return MOE_OK;
+}
+
+MOE_ONCE_END
+
+MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
+  return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;
+}
+
+MOE_INLINE int moe_softmax_over_all_(const moe_router_config *config) {
+  return config->score_function == MOE_SCORE_SOFTMAX && config->score_order == MOE_SCORE_BEFORE_TOPK;
+}
+
+/* The largest of n, in chains that do not wait for each other. A NaN may be passed over, as it makes every softmax a
+   NaN. */
+MOE_FN float moe_largest_(const float *x, int64_t n) {
+  float chain[8];
+  int64_t at = 0;
+  for (int i = 0; i < 8; i++) chain[i] = x[0];
+  for (; at + 8 <= n; at += 8)
+    for (int i = 0; i < 8; i++) chain[i] = x[at + i] > chain[i] ? x[at + i] : chain[i];
+  for (; at < n; at++) chain[0] = x[at] > chain[0] ? x[at] : chain[0];
+  for (int i = 1; i < 8; i++) chain[0] = chain[i] > chain[0] ? chain[i] : chain[0];
+  return chain[0];
+}
+
+MOE_FN float moe_sum_(const float *x, int64_t n) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; i++) sum = sum + x[i];
+  return sum;
+}
+
+/* y = e^(x - the largest x); the return value is their sum, by which they are yet to be divided. */
+MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
+  kernels->exp_row(y, x, moe_largest_(x, n), n);
+  return moe_sum_(y, n);
+}
+
+MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
+  const float sum = moe_softmax_terms_(kernels, y, x, n);
+  for (int64_t i = 0; i < n; i++) y[i] = y[i] / sum;
+}
+
+/* A dtype field's meaning: DEFAULT is the function's own. */
+
+/* H x E elements, with room for rounding H up. */
+MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {
+  MOE_TRY(moe_check_positive_(ctx, "H", H));
+  return moe_mul3_(H, E, 8) >= 0 ? MOE_OK
+                                 : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "H", "times E overflows the address space");
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* The best k of n: numbers become ranks, 64-bit integers that order by value, then by lower id, and carry the id. */
+#ifndef MOE_ROUTER_SELECT_H
+#define MOE_ROUTER_SELECT_H
+
+/* Larger is better. NaN ranks below -infinity, -0 is +0, and the lower id wins a tie. */
+MOE_INLINE uint64_t moe_rank_(float value, int64_t id) {
+  uint32_t bits = moe_casti_scalar(value), order;
+  if (bits == 0x80000000u) bits = 0;
+  order = bits >> 31 ? ~bits : bits | 0x80000000u;
+  if ((bits & 0x7fffffffu) > 0x7f800000u) order = 0;
+  return (uint64_t)order << 32 | (uint32_t) ~(uint32_t)id;
+}
+
+MOE_INLINE int64_t moe_rank_id_(uint64_t rank) { return (int64_t)(uint32_t) ~(uint32_t)rank; }
+
+/* best[0..n) is a heap, its smallest rank on top; the rank at the top may be out of place. */
+MOE_INLINE void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
+  const uint64_t rank = best[at];
+  for (;;) {
+    int64_t child = 2 * at + 1;
+    if (child >= n) break;
+    if (child + 1 < n && best[child + 1] < best[child]) child++;
+    if (rank <= best[child]) break;
+    best[at] = best[child];
+    at = child;
+  }
+  best[at] = rank;
+}
+
+/* Keeps the k best of the ranks offered. The first k fill the heap; *held counts them. */
+MOE_INLINE void moe_offer_(uint64_t *best, int64_t *held, int64_t k, uint64_t rank) {
+  if (*held < k) {
+    best[(*held)++] = rank;
+    if (*held == k)
+      for (int64_t i = k / 2 - 1; i >= 0; i--) moe_sink_(best, k, i);
+  } else if (rank > best[0]) {
+    best[0] = rank;
+    moe_sink_(best, k, 0);
+  }
+}
+
+/* The heap of n ranks becomes the list of them, best first. */
+MOE_INLINE void moe_sort_best_(uint64_t *best, int64_t n) {
+  for (int64_t last = n - 1; last > 0; last--) {
+    const uint64_t rank = best[0];
+    best[0] = best[last];
+    best[last] = rank;
+    moe_sink_(best, last, 0);
+  }
+}
+
+/* A group's score: the sum of its two best values. */
+MOE_FN float moe_group_score_(const float *value, int64_t n) {
+  uint64_t best[2];
+  int64_t held = 0;
+  const int64_t k = moe_min_(n, 2);
+  for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));
+  moe_sort_best_(best, k);
+  return n == 1 ? value[0] : value[moe_rank_id_(best[0])] + value[moe_rank_id_(best[1])];
+}
+
+/* best[0..k): the ranks of the k best values, best first; of the topk_groups best groups only, if there are groups.
+   groups: room for topk_groups ranks. */
+MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups,
+                        uint64_t *best) {
+  int64_t held = 0;
+  if (config->num_groups == 0) {
+    for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));
+  } else {
+    const int64_t size = n / config->num_groups, kept = config->topk_groups;
+    for (int64_t g = 0; g < config->num_groups; g++)
+      moe_offer_(groups, &held, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
+    held = 0;
+    for (int64_t i = 0; i < kept; i++)
+      for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++)
+        moe_offer_(best, &held, k, moe_rank_(value[j], j));
+  }
+  moe_sort_best_(best, k);
+}
+
+#endif

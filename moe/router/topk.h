@@ -1,0 +1,205 @@
+/* The router's forward: logits, selection, weights. A work item takes MOE_ROUTER_ROWS_ tokens from the first to the
+   last step, so their logits are still in cache when the experts are selected. */
+#ifndef MOE_ROUTER_TOPK_H
+#define MOE_ROUTER_TOPK_H
+
+typedef struct moe_router_ {
+  const moe_router_topk_args *args;
+  moe_kernels kernels;
+  moe_dtype dtype;
+  int product; /* logits are to be computed */
+  moe_router_weight_ weight;
+  char *workers;
+  int64_t scratch_bytes;
+} moe_router_;
+
+typedef struct moe_router_scratch_ {
+  float *c;               /* of products */
+  char *a_packed;         /* of their rows */
+  float *scores, *values; /* [E] */
+  float *z, *w;           /* [K] */
+  uint64_t *best;         /* [K] */
+  uint64_t *groups;       /* [topk_groups] */
+} moe_router_scratch_;
+
+MOE_FN moe_router_scratch_ moe_router_scratch_layout_(const moe_router_ *router, moe_arena_ *arena) {
+  const moe_router_topk_args *args = router->args;
+  moe_router_scratch_ scratch;
+  scratch.c = (float *)moe_take_(arena, router->product ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
+  const int64_t a_packed = MOE_ROUTER_ROWS_ * moe_router_pitch_(&router->kernels);
+  scratch.a_packed = (char *)moe_take_(arena, router->product ? a_packed : 0);
+  scratch.scores = (float *)moe_take_(arena, args->E * 4);
+  scratch.values = (float *)moe_take_(arena, args->E * 4);
+  scratch.z = (float *)moe_take_(arena, args->K * 4);
+  scratch.w = (float *)moe_take_(arena, args->K * 4);
+  scratch.best = (uint64_t *)moe_take_(arena, args->K * 8);
+  scratch.groups = (uint64_t *)moe_take_(arena, (int64_t)args->config.topk_groups * 8);
+  return scratch;
+}
+
+MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t workers) {
+  moe_arena_ one = {NULL, 0};
+  router->weight.panels = NULL;
+  if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
+  moe_router_scratch_layout_(router, &one);
+  router->scratch_bytes = one.used;
+  router->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_items_(router->args->T)), one.used));
+}
+
+/* ------------------------------------------------------------------------------------------------------- one token */
+
+/* What the experts are selected by. Fills worker->scores with what moe_router_scores_ needs of all experts; *sum is
+   theirs where they are softmax terms, not yet divided by it. */
+MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_scratch_ *scratch, const float *z,
+                                       float *sum) {
+  const moe_router_topk_args *args = router->args;
+  const moe_router_config *config = &args->config;
+  const float *bias = args->selection_bias;
+  const float *scores = scratch->scores;
+  *sum = 1.0f;
+  if (moe_softmax_over_all_(config))
+    *sum = moe_softmax_terms_(&router->kernels, scratch->scores, z, args->E);
+  else if (config->score_function == MOE_SCORE_SOFTMAX)
+    scores = z;
+  else if (bias || config->num_groups)
+    router->kernels.score_row(scratch->scores, NULL, z, config->score_function, args->E);
+  if (!bias && !config->num_groups) return z;
+  for (int64_t e = 0; e < args->E; e++) {
+    scratch->values[e] = scores[e] / *sum;
+    if (bias) scratch->values[e] = scratch->values[e] + bias[e];
+  }
+  return scratch->values;
+}
+
+/* w = the scores of the experts worker->best. */
+MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_scratch_ *scratch, const float *z,
+                               float sum) {
+  const moe_router_config *config = &router->args->config;
+  const int64_t K = router->args->K;
+  const int over_all = moe_softmax_over_all_(config);
+  for (int64_t k = 0; k < K; k++) {
+    const int64_t e = moe_rank_id_(scratch->best[k]);
+    if (over_all)
+      scratch->w[k] = scratch->scores[e] / sum;
+    else
+      scratch->z[k] = z[e];
+  }
+  if (over_all) return;
+  if (config->score_function == MOE_SCORE_SOFTMAX)
+    moe_softmax_(&router->kernels, scratch->w, scratch->z, K);
+  else
+    router->kernels.score_row(scratch->w, NULL, scratch->z, config->score_function, K);
+}
+
+MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_scratch_ *scratch, int64_t t) {
+  const moe_router_topk_args *args = router->args;
+  const moe_router_config *config = &args->config;
+  const float *z = args->router_logits + t * args->E;
+  const int64_t K = args->K;
+  int32_t *index = args->expert_index + t * K;
+  float *weights = args->expert_weights + t * K, sum;
+  if (args->token_mask && args->token_mask[t] == 0) {
+    for (int64_t k = 0; k < K; k++) {
+      index[k] = -1;
+      weights[k] = 0.0f;
+    }
+    return;
+  }
+  const float *values = moe_router_values_(router, scratch, z, &sum);
+  moe_select_(config, values, args->E, K, scratch->groups, scratch->best);
+  for (int64_t k = 0; k < K; k++) index[k] = (int32_t)moe_rank_id_(scratch->best[k]);
+  moe_router_scores_(router, scratch, z, sum);
+  const float divisor = moe_sum_(scratch->w, K) + config->renormalize_epsilon, factor = moe_router_factor_(config);
+  for (int64_t k = 0; k < K; k++) {
+    if (config->renormalize) scratch->w[k] = scratch->w[k] / divisor;
+    scratch->w[k] = scratch->w[k] * factor;
+  }
+  moe_store_row_(&router->kernels, MOE_DTYPE_F32, weights, scratch->w, K);
+}
+
+/* ------------------------------------------------------------------------------------------------------- all tokens */
+
+MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_ *router = (const moe_router_ *)arg;
+  const moe_router_topk_args *args = router->args;
+  moe_arena_ memory = {router->workers + worker->index * router->scratch_bytes, 0};
+  const moe_router_scratch_ scratch = moe_router_scratch_layout_(router, &memory);
+  const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
+  if (router->product) {
+    const char *bias = (const char *)args->router_bias;
+    const moe_router_product_ product = {&router->weight, (char *)args->router_logits, MOE_DTYPE_F32, bias, 0};
+    moe_a_ a;
+    moe_router_a_(&a, args->hidden_states, router->dtype, args->H, first, rows, scratch.a_packed);
+    moe_router_multiply_(&product, &a, first, scratch.c);
+  }
+  for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &scratch, t);
+}
+
+MOE_ONCE_BEGIN
+
+MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized,
+                                    int sizes_only) {
+  const moe_router_topk_args *args = router->args;
+  const int product = router->product;
+  const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
+  const int64_t picked = moe_mul3_(T, args->K, 4);
+  const void *weight = product ? args->router_weight : NULL, *bias = product ? args->router_bias : NULL;
+  const moe_tensor_ tensor[] = {
+      {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
+      {"router_weight", weight, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"router_bias", bias, moe_mul_(E, size), size, MOE_INPUT_OPTIONAL},
+      {"selection_bias", args->selection_bias, moe_mul_(E, 4), 4, MOE_INPUT_OPTIONAL},
+      {"token_mask", args->token_mask, T, 1, MOE_INPUT_OPTIONAL},
+      {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
+      {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
+      {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
+  };
+  return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
+}
+
+MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype,
+                                       size_t *bytes, int sizes_only) {
+  moe_router_ router;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  router.args = args;
+  router.kernels = moe_kernels_();
+  router.dtype = dtype;
+  /* A size is asked for before there are tensors: then H tells. */
+  router.product = args->hidden_states || (sizes_only && args->H > 0);
+  router.weight =
+      (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
+  if (router.product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
+  moe_router_layout_(&router, &sized, moe_workers_(ctx));
+  MOE_TRY(moe_router_check_(ctx, &router, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_router_layout_(&router, &arena, moe_workers_(ctx));
+  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight,
+                          NULL};
+  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_item_, &router, NULL};
+  moe_run_(ctx, &pack, 1);
+  moe_run_(ctx, &tokens, 1);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                             \
+  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args) {                \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                   \
+  }                                                                                                      \
+  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args, \
+                                                     size_t *bytes) {                                    \
+    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                  \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
+#undef MOE_DEFINE_ROUTER_
+
+MOE_ONCE_END
+
+#endif

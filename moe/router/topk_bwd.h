@@ -1,0 +1,301 @@
+/* The router's backward: dz from dw for a block of tokens at a time, dz*W^T while that is in cache, then x^T*dz and the
+   bias gradient over all tokens. */
+#ifndef MOE_ROUTER_TOPK_BWD_H
+#define MOE_ROUTER_TOPK_BWD_H
+
+typedef struct moe_router_bwd_ {
+  const moe_router_topk_bwd_args *args;
+  moe_kernels kernels;
+  moe_dtype dtype, affinity_dtype, weight_grad_dtype;
+  int dx, dw; /* which products are wanted */
+  moe_router_weight_ weight;
+  moe_router_xt_ xt;
+  char *workers;
+  int64_t scratch_bytes;
+} moe_router_bwd_;
+
+typedef struct moe_router_bwd_scratch_ {
+  float *c;
+  char *a_packed;                     /* of dz*W^T */
+  float *xt;                          /* of x^T*dz */
+  float *dz, *p, *row;                /* [E] */
+  float *z, *dw, *s, *slope, *direct; /* [K], of the slots that have an expert */
+  int32_t *expert;                    /* [K] */
+} moe_router_bwd_scratch_;
+
+MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena) {
+  const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
+  moe_router_bwd_scratch_ scratch;
+  scratch.c = (float *)moe_take_(arena, bwd->dx ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
+  scratch.a_packed = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * moe_router_pitch_(&bwd->kernels) : 0);
+  scratch.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(&bwd->kernels) : 0);
+  scratch.dz = (float *)moe_take_(arena, row);
+  scratch.p = (float *)moe_take_(arena, row);
+  scratch.row = (float *)moe_take_(arena, row);
+  scratch.z = (float *)moe_take_(arena, slots);
+  scratch.dw = (float *)moe_take_(arena, slots);
+  scratch.s = (float *)moe_take_(arena, slots);
+  scratch.slope = (float *)moe_take_(arena, slots);
+  scratch.direct = (float *)moe_take_(arena, slots);
+  scratch.expert = (int32_t *)moe_take_(arena, slots);
+  return scratch;
+}
+
+MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_at_(const moe_router_bwd_ *bwd, int64_t scratch) {
+  moe_arena_ arena = {bwd->workers + scratch * bwd->scratch_bytes, 0};
+  return moe_router_bwd_scratch_layout_(bwd, &arena);
+}
+
+/* Work items that are ever run at once, at most: of tokens, or of the weight's gradient and the bias's. */
+MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
+  const int64_t panels = moe_add_(moe_ceil_div_(args->H, MOE_NR), 1);
+  return moe_max_(moe_router_items_(args->T), moe_mul_(panels, moe_ceil_div_(args->E, MOE_NR)));
+}
+
+MOE_FN void moe_router_bwd_layout_(moe_router_bwd_ *bwd, moe_arena_ *arena, int64_t workers) {
+  moe_arena_ one = {NULL, 0};
+  bwd->weight.panels = NULL;
+  if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
+  moe_router_bwd_scratch_layout_(bwd, &one);
+  bwd->scratch_bytes = one.used;
+  bwd->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_bwd_items_(bwd->args)), one.used));
+}
+
+/* ------------------------------------------------------------------------------------------------------- one token */
+
+/* The slots of token t that have an expert, and their dw. Returns how many. */
+MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch,
+                                         int64_t t) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const char *affinities_grad = (const char *)args->expert_affinities_masked_grad;
+  const int64_t size = moe_dtype_bytes_(bwd->affinity_dtype);
+  int64_t n = 0;
+  for (int64_t k = 0; k < args->K; k++) {
+    const int32_t e = args->expert_index[t * args->K + k];
+    if (e < 0) continue;
+    scratch->expert[n] = e;
+    scratch->z[n] = args->router_logits[t * args->E + e];
+    if (args->weights_grad)
+      scratch->dw[n] = args->weights_grad[t * args->K + k];
+    else
+      moe_load_row_(&bwd->kernels, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size, 1);
+    n++;
+  }
+  return n;
+}
+
+/* worker->dz = d/dz over the scaling factor. With R = sum of s + epsilon, D = sum of dw*s/R (renormalised) or of dw*s:
+     softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is
+                     selected, the second wherever the softmax reaches
+     element by element  dz_j = s'_j*(dw_j - D)/R, or s'_j*dw_j */
+MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, const float *z,
+                                    int64_t n) {
+  const moe_router_config *config = &bwd->args->config;
+  const int64_t E = bwd->args->E;
+  const int softmax = config->score_function == MOE_SCORE_SOFTMAX, over_all = moe_softmax_over_all_(config);
+  float dot = 0.0f;
+  if (over_all) {
+    moe_softmax_(&bwd->kernels, scratch->p, z, E);
+    for (int64_t i = 0; i < n; i++) scratch->s[i] = scratch->p[scratch->expert[i]];
+  } else if (softmax) {
+    moe_softmax_(&bwd->kernels, scratch->s, scratch->z, n);
+  } else {
+    bwd->kernels.score_row(scratch->s, scratch->slope, scratch->z, config->score_function, n);
+  }
+  const float divisor = moe_sum_(scratch->s, n) + config->renormalize_epsilon;
+  for (int64_t i = 0; i < n; i++) {
+    const float w = config->renormalize ? scratch->s[i] / divisor : scratch->s[i];
+    scratch->direct[i] = softmax ? w : config->renormalize ? scratch->slope[i] / divisor : scratch->slope[i];
+    dot = dot + moe_mul_scalar(w, scratch->dw[i]);
+  }
+  for (int64_t i = 0; i < n; i++)
+    scratch->direct[i] =
+        moe_mul_scalar(scratch->direct[i], config->renormalize ? scratch->dw[i] - dot : scratch->dw[i]);
+  /* From here on dot is what all the softmax's terms lose; nothing, where the weights were divided by their own sum. */
+  if (config->renormalize)
+    dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
+  for (int64_t e = 0; e < E; e++) scratch->dz[e] = over_all ? 0.0f - moe_mul_scalar(scratch->p[e], dot) : 0.0f;
+  for (int64_t i = 0; i < n; i++) {
+    const float lost = softmax && !over_all ? moe_mul_scalar(scratch->s[i], dot) : 0.0f;
+    scratch->dz[scratch->expert[i]] = scratch->dz[scratch->expert[i]] + (scratch->direct[i] - lost);
+  }
+}
+
+MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t E = args->E, n = moe_router_bwd_unscatter_(bwd, scratch, t);
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_LOGITS_GRAD) != 0;
+  float *out = args->logits_grad + t * E;
+  if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
+  if (accumulate)
+    moe_load_row_(&bwd->kernels, MOE_DTYPE_F32, scratch->row, out, E);
+  else
+    memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
+  if (n > 0) bwd->kernels.add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
+  moe_store_row_(&bwd->kernels, MOE_DTYPE_F32, out, scratch->row, E);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- stages */
+
+MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const moe_router_bwd_scratch_ scratch = moe_router_bwd_scratch_at_(bwd, worker->index);
+  const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
+  for (int64_t t = first; t < first + rows; t++) moe_router_bwd_token_(bwd, &scratch, t);
+  if (!bwd->dx) return;
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
+  const moe_router_product_ product = {&bwd->weight, (char *)args->hidden_states_grad, bwd->dtype, NULL, accumulate};
+  moe_a_ a;
+  moe_router_a_(&a, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows, scratch.a_packed);
+  moe_router_multiply_(&product, &a, first, scratch.c);
+}
+
+MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_scratch_at_(bwd, worker->index).xt);
+}
+
+/* The bias gradient of 64 experts: all tokens in ascending order. */
+MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t at = item * MOE_NR, n = moe_min_(MOE_NR, args->E - at);
+  char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
+  float sum[MOE_NR] = {0};
+  (void)worker;
+  for (int64_t t = 0; t < args->T; t++) bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, 1.0f, n);
+  moe_store_sum_(&bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
+                 (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- validation */
+
+MOE_ONCE_BEGIN
+
+MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
+                         MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
+  if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
+  MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
+  if (args->accumulate & ~known)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call");
+  return MOE_OK;
+}
+
+MOE_ONCE_END
+
+MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
+  for (int64_t i = 0; i < n; i++)
+    if (index[i] < -1 || index[i] >= E)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
+  return MOE_OK;
+}
+
+MOE_ONCE_BEGIN
+
+MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized,
+                                        int sizes_only) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
+  const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
+                affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
+  const int64_t logits = moe_mul3_(T, E, 4);
+  const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
+                  weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
+  const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
+  const moe_tensor_ tensor[] = {
+      {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
+      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
+      {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
+      {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
+      {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4,
+       affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size,
+       MOE_INPUT_OPTIONAL},
+      {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT},
+      {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
+      {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
+      {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
+      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
+  };
+  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
+  return sizes_only ? MOE_OK : moe_check_expert_index_(ctx, args->expert_index, T * args->K, E);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+/* Resolves the defaults. A size is asked for before there are tensors: then H tells whether products are wanted. */
+MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_bwd_args *args, moe_dtype dtype,
+                                    int sizes_only) {
+  memset(bwd, 0, sizeof *bwd);
+  bwd->args = args;
+  bwd->kernels = moe_kernels_();
+  bwd->dtype = dtype;
+  bwd->affinity_dtype = moe_or_(args->affinity_dtype, dtype);
+  bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
+  bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
+  bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
+  bwd->weight =
+      (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
+}
+
+MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
+  const moe_router_topk_bwd_args *args = bwd->args;
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
+  const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight, NULL};
+  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_bwd_tokens_, bwd, NULL};
+  moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
+  if (bwd->dw) {
+    /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */
+    const int64_t panels = args->H / MOE_NR >= 4 * moe_workers_(ctx) ? MOE_XT_ROWS_ : 1;
+    const char *x = (const char *)args->hidden_states;
+    char *out = (char *)args->router_weight_grad;
+    bwd->xt =
+        (moe_router_xt_){&bwd->kernels,          args->T,    args->H, args->E, x, bwd->dtype, args->logits_grad, out,
+                         bwd->weight_grad_dtype, accumulate, panels};
+    last[0].count = moe_router_xt_items_(&bwd->xt);
+  }
+  if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_NR);
+  moe_run_(ctx, &pack, 1);
+  moe_run_(ctx, &tokens, 1);
+  moe_run_(ctx, last, 2);
+}
+
+MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype,
+                                           size_t *bytes, int sizes_only) {
+  moe_router_bwd_ bwd;
+  moe_arena_ sized = {NULL, 0}, arena;
+  moe_workspace_ workspace;
+  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+  moe_router_bwd_resolve_(&bwd, args, dtype, sizes_only);
+  MOE_TRY(moe_router_bwd_check_options_(ctx, &bwd));
+  moe_router_bwd_layout_(&bwd, &sized, moe_workers_(ctx));
+  MOE_TRY(moe_router_bwd_check_(ctx, &bwd, &sized, sizes_only));
+  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
+  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
+  moe_router_bwd_layout_(&bwd, &arena, moe_workers_(ctx));
+  moe_router_bwd_run_(ctx, &bwd);
+  moe_close_workspace_(ctx, &workspace);
+  return moe_succeed_(ctx);
+}
+
+#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                 \
+  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                       \
+  }                                                                                                              \
+  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args, \
+                                                         size_t *bytes) {                                        \
+    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                      \
+  }
+MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
+#undef MOE_DEFINE_ROUTER_BWD_
+
+MOE_ONCE_END
+
+#endif

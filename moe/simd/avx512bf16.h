@@ -1,0 +1,28 @@
+/* AVX-512 BF16: the vocabulary is avx512's; this adds the dot product of bf16 pairs. Other new operations stay unused
+   because they flush subnormals where the numeric contract does not, except where there are none. */
+#ifndef MOE_SIMD_AVX512BF16_H
+#define MOE_SIMD_AVX512BF16_H
+
+/* Per 32-bit lane: fma(a.lo, b.lo, fma(a.hi, b.hi, c)), subnormals in and out taken as zero. */
+MOE_INLINE __m512 moe_dot2_avx512bf16(__m512i a, __m512i b, __m512 c) {
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+
+/* avx512's round2, of what is not subnormal either. */
+MOE_INLINE __m512i moe_round2_avx512bf16(__m512 a, __m512 b) { return (__m512i)_mm512_cvtne2ps_pbh(b, a); }
+
+/* Two rows of 32 bf16 as pairs. */
+MOE_INLINE void moe_pair_rows_avx512bf16(__m512i even, __m512i odd, __m512i *pairs) {
+  const __m512i low =
+      _mm512_setr_epi32(0x00200000, 0x00210001, 0x00220002, 0x00230003, 0x00240004, 0x00250005, 0x00260006, 0x00270007,
+                        0x00280008, 0x00290009, 0x002a000a, 0x002b000b, 0x002c000c, 0x002d000d, 0x002e000e, 0x002f000f);
+  pairs[0] = _mm512_permutex2var_epi16(even, low, odd);
+  pairs[1] = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
+}
+
+/* The first n bf16 as pairs in words, the rest zero. */
+MOE_INLINE __m512i moe_loadi16n_avx512(const void *p, int64_t n) {
+  return _mm512_maskz_loadu_epi16((__mmask32)(n >= 32 ? 0xffffffffu : (1u << n) - 1u), p);
+}
+
+#endif

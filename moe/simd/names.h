@@ -1,0 +1,14 @@
+/* Names inside the templates. MOE_V(add) is the vocabulary's operation, MOE_K(pack) this instruction set's kernel,
+   MOE_KF(pack) this instruction set's kernel for the format of the current inclusion, MOE_KC(pack) that for
+   codes of its MOE_CODES_BITS. */
+#ifndef MOE_SIMD_NAMES_H
+#define MOE_SIMD_NAMES_H
+
+#define MOE_V(op)    MOE_CAT(moe_##op##_, MOE_VOCABULARY)
+#define MOE_W        MOE_CAT(MOE_W_, MOE_VOCABULARY) /* elements in a vector */
+#define MOE_K(name)  MOE_CAT(moe_##name##_, MOE_ISA)
+#define MOE_KF(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_FORMAT), MOE_CAT(_, MOE_ISA))
+#define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
+#define MOE_VF(op)   MOE_CAT(MOE_CAT(moe_##op##_, MOE_FORMAT), MOE_CAT(_, MOE_VOCABULARY))
+
+#endif

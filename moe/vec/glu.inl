@@ -1,0 +1,111 @@
+/* The gated unit, on rows of a panel. Forward: products -> pre-activations -> m. Backward: dm -> dg, du, a*m. */
+
+MOE_INLINE MOE_V(f) MOE_K(clamp)(MOE_V(f) x, int upper_on, float upper, int lower_on, float lower) {
+  if (upper_on) x = MOE_V(min)(MOE_V(set1)(upper), x);
+  if (lower_on) x = MOE_V(max)(MOE_V(set1)(lower), x);
+  return x;
+}
+
+/* x where lower < at < upper, else 0. */
+MOE_INLINE MOE_V(f) MOE_K(mask)(MOE_V(f) x, MOE_V(f) at, int upper_on, float upper, int lower_on, float lower) {
+  MOE_V(f) zero = MOE_V(set1)(0.0f);
+  if (upper_on) x = MOE_V(select)(MOE_V(lt)(at, MOE_V(set1)(upper)), x, zero);
+  if (lower_on) x = MOE_V(select)(MOE_V(lt)(MOE_V(set1)(lower), at), x, zero);
+  return x;
+}
+
+/* What multiplies row r. */
+MOE_INLINE MOE_V(f) MOE_K(glu_scale)(const float *scale, int64_t r) { return MOE_V(set1)(scale ? scale[r] : 1.0f); }
+
+/* Whether products are pre-activations as they are. */
+MOE_INLINE int MOE_K(glu_plain)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  return !rows->pre_scale && !rows->gate_bias && !rows->up_bias && !glu->clamp;
+}
+
+MOE_INLINE void MOE_K(glu_products_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
+  const uint32_t on = glu->clamp;
+  const MOE_V(f) pre_scale = MOE_K(glu_scale)(rows->pre_scale, r);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t at = r * MOE_NR + i;
+    MOE_V(f) u = MOE_V(mul)(MOE_V(load)(rows->up + at), pre_scale);
+    if (rows->up_bias) u = MOE_V(add)(u, MOE_V(load)(rows->up_bias + i));
+    u = MOE_K(clamp)(u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+    MOE_V(store)(rows->up + at, u);
+    if (glu->skip_gate) continue;
+    MOE_V(f) g = MOE_V(mul)(MOE_V(load)(rows->gate + at), pre_scale);
+    if (rows->gate_bias) g = MOE_V(add)(g, MOE_V(load)(rows->gate_bias + i));
+    g = MOE_K(clamp)(g, on & MOE_CLAMP_GATE_UPPER, glu->gate_upper, on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+    MOE_V(store)(rows->gate + at, g);
+  }
+}
+
+MOE_INLINE void MOE_K(glu_scale_row)(const moe_glu_rows_ *rows, int64_t r) {
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  for (float *m = rows->m + r * MOE_NR, *end = m + rows->n; m < end; m += MOE_W)
+    MOE_V(store)(m, MOE_V(mul)(MOE_V(load)(m), scale));
+}
+
+MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  const int plain = MOE_K(glu_plain)(glu, rows);
+  for (int64_t r = 0; r < rows->rows && !plain; r++) MOE_K(glu_products_row)(glu, rows, r);
+  MOE_K(activations)
+  (glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate ? NULL : rows->up, rows->rows, rows->n, rows->m, NULL);
+  for (int64_t r = 0; r < rows->rows && rows->scale; r++) MOE_K(glu_scale_row)(rows, r);
+}
+
+/* f, df: the activations of a row and their slopes. Columns at or beyond n take part in no sum: their dm is read as
+   zero. */
+MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
+                                         const float *df) {
+  const uint32_t on = glu->clamp;
+  float chains[MOE_DOT_CHAINS] = {0};
+  const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
+  for (int64_t i = 0; i < rows->n; i += MOE_W) {
+    const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_NR + i;
+    const MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale);
+    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
+    MOE_V(f) m = a, du;
+    if (glu->skip_gate) {
+      du = MOE_V(mul)(dm, slope);
+    } else {
+      const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
+      MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope);
+      if (on & (MOE_CLAMP_GATE_UPPER | MOE_CLAMP_GATE_LOWER))
+        dg = MOE_K(mask)(dg, MOE_V(loadn)(rows->gate + at, left), on & MOE_CLAMP_GATE_UPPER, glu->gate_upper,
+                         on & MOE_CLAMP_GATE_LOWER, glu->gate_lower);
+      MOE_V(store)(rows->dgate + at, dg);
+      m = MOE_V(mul)(a, v);
+      du = MOE_V(mul)(dm, a);
+    }
+    if (on & (MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER))
+      du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
+    MOE_V(store)(rows->dup + at, du);
+    MOE_V(store)(rows->m + at, MOE_V(mul)(m, scale));
+    MOE_K(chain)(chains, i, dm0, m);
+  }
+  return MOE_V(sum16)(chains);
+}
+
+enum { MOE_K(glu_rows) = 8 }; /* whose activations are found before they are used */
+MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
+  float f[MOE_K(glu_rows) * MOE_NR], df[MOE_K(glu_rows) * MOE_NR];
+  const float *x = glu->skip_gate ? rows->up : rows->gate;
+  for (int64_t r = 0; r < rows->rows; r++) {
+    const int64_t at = r % MOE_K(glu_rows), some = moe_min_(MOE_K(glu_rows), rows->rows - r);
+    if (at == 0) MOE_K(activations)(glu, x + r * MOE_NR, NULL, some, rows->n, f, df);
+    rows->dot[r] = MOE_K(glu_backward_row)(glu, rows, r, f + at * MOE_NR, df + at * MOE_NR);
+  }
+}
+
+MOE_FN void MOE_K(activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n) {
+  float f[MOE_NR], df[MOE_NR];
+  for (int64_t from = 0; from < n; from += MOE_NR) {
+    const int64_t to = moe_min_(n, from + MOE_NR);
+    MOE_K(activations)(glu, x + from, NULL, 1, to - from, f, df);
+    for (int64_t i = from; i < to; i += MOE_W) {
+      const int64_t left = moe_min_(to - i, MOE_W);
+      if (y) MOE_V(storen)(y + i, MOE_V(canon)(MOE_V(load)(f + i - from)), left);
+      if (dy) MOE_V(storen)(dy + i, MOE_V(canon)(MOE_V(load)(df + i - from)), left);
+    }
+  }
+}

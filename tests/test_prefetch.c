@@ -1,0 +1,87 @@
+/* What is fetched ahead, which no result shows, so that the test is of the library's inside: every line that the rows
+   touch, wherever they begin and however many steps there are; and runs of panels as equal as can be. */
+#define MOE_IMPLEMENTATION
+#include "support/test.h"
+
+enum { LINES = 1 << 12 };
+
+typedef struct lines {
+  const char *first;
+  uint8_t touched[LINES], fetched[LINES];
+} lines;
+
+static int64_t line_of(const lines *l, const char *at) { return (at - l->first) / 64; }
+
+/* One block as moe_prefetch_now_ takes it, and as a tile does, fetch by fetch. */
+static void fetch_block(lines *l, const moe_prefetch_ *ahead, int by_fetch) {
+  if (by_fetch) {
+    const moe_prefetch_block_ fetch = {ahead->block.at, ahead->block.run, ahead->block.stride, ahead->block.skip};
+    moe_prefetch_at_ at = moe_prefetch_begin_(&fetch);
+    for (int64_t n = ahead->deep * fetch.run; n > 0; n--) {
+      l->fetched[line_of(l, at.at)] = 1;
+      moe_prefetch_next_(&at);
+    }
+    return;
+  }
+  for (int64_t row = 0; row < ahead->deep; row++)
+    for (int64_t n = 0; n < ahead->wide; n++)
+      l->fetched[line_of(l, ahead->block.at + row * ahead->stride + 64 * n)] = 1;
+}
+
+static void test_every_line(void **state) {
+  (void)state;
+  static MOE_LINE_ALIGNED char memory[64 * LINES];
+  uint64_t rng = 5;
+  for (int n = 0; n < 20000; n++) {
+    static lines l;
+    int32_t index[24];
+    const int64_t rows = test_random_range(&rng, 1, 12), bytes = test_random_range(&rng, 1, 700);
+    const int64_t stride = bytes + (test_random_chance(&rng, 2) ? -bytes & 63 : test_random_range(&rng, 0, 200));
+    const int indexed = test_random_chance(&rng, 4), full = test_random_chance(&rng, 2);
+    const int64_t parts = indexed ? 1 : test_random_range(&rng, 1, 2);
+    const int64_t pitch = 12 * stride + test_random_range(&rng, 0, 3) * 32;
+    const int64_t steps = test_random_range(&rng, 1, 40), room = test_random_range(&rng, 1, 64);
+    const char *first = memory + test_random_range(&rng, 0, 200);
+    memset(&l, 0, sizeof l);
+    l.first = memory;
+    for (int64_t i = 0; i < rows; i++) index[i] = (int32_t)test_random_range(&rng, 0, 20);
+    for (int64_t p = 0; p < parts; p++)
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t at = 0; at < bytes; at++)
+          l.touched[line_of(&l, first + p * pitch + (indexed ? index[i] : i) * stride + at)] = 1;
+    moe_prefetch_ ahead =
+        moe_prefetch_rows_(first, parts == 2 ? first + pitch : NULL, indexed ? index : NULL, stride, rows, bytes);
+    moe_prefetch_pace_(&ahead, steps, room, full);
+    int64_t blocks = 0;
+    for (; ahead.block.at; moe_prefetch_move_(&ahead), blocks++) fetch_block(&l, &ahead, full);
+    for (int64_t i = 0; i < LINES; i++)
+      if (l.touched[i] && !l.fetched[i])
+        fail_msg(
+            "line %d of %d rows of %d bytes, %d apart, is not fetched: at %d, indexed %d, parts %d, steps %d, room "
+            "%d, full %d",
+            (int)i, (int)rows, (int)bytes, (int)stride, (int)(first - memory), indexed, (int)parts, (int)steps,
+            (int)room, full);
+    if (blocks > steps * ahead.times) fail_msg("%d blocks in %d steps", (int)blocks, (int)steps);
+  }
+}
+
+static void test_equal_runs(void **state) {
+  (void)state;
+  for (int64_t panels = 1; panels < 140; panels++)
+    for (int64_t runs = 1; runs <= panels; runs++) {
+      moe_b_ right = {0};
+      right.parts = 1;
+      right.n = panels * MOE_NR;
+      assert_int_equal(moe_run_first_(&right, runs, 0), 0);
+      assert_int_equal(moe_run_first_(&right, runs, runs), panels);
+      for (int64_t run = 0; run < runs; run++) {
+        const int64_t count = moe_run_first_(&right, runs, run + 1) - moe_run_first_(&right, runs, run);
+        assert_in_range(count, panels / runs, moe_ceil_div_(panels, runs));
+      }
+    }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_line), cmocka_unit_test(test_equal_runs)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
