@@ -32,8 +32,8 @@ static void bench_tile_task(void *arg, int64_t index) {
 
 /* GFLOP/s that the tile keeps up for about `seconds`. */
 static double bench_tile_rate(bench_machine *m, moe_dtype dtype, double seconds) {
-  const moe_kernels kernels = moe_kernels_();
-  bench_tile tile = {.multiply = kernels.ukernel[dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32]};
+  const moe_kernels *kernels = moe_kernels_();
+  bench_tile tile = {.multiply = kernels->gemm->ukernel[dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32]};
   const double flops = 2.0 * TILE_RUN * MOE_NR * TILE_K * TILE_TURNS;
   tile.tile.rows = TILE_RUN;
   tile.tile.k = TILE_K;

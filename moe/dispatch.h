@@ -1,6 +1,32 @@
-/* Which table is in use: one atomic word, the library's only mutable state. */
+/* Which kernels are in use: one atomic word, the library's only mutable state. */
 #ifndef MOE_DISPATCH_H
 #define MOE_DISPATCH_H
+
+static const moe_core_ moe_core_intel_ = {0, 0}, moe_core_other_ = {1, 1};
+
+/* Entries in the order of MOE_ISA_LIST; last AVX512BF16 whose bf16 products are fused multiply-adds. */
+enum { MOE_KERNELS_FMA_ = MOE_ISA_COUNT_, MOE_KERNELS_COUNT_ };
+
+#define MOE_KERNELS_(core, NAME, vocabulary, products, formats)                                   \
+  {                                                                                               \
+    MOE_ISA_##NAME, &moe_core_##core##_, &moe_vec_table_##vocabulary, &moe_gemm_table_##products, \
+        &moe_quant_table_##formats, &moe_router_table_##vocabulary                                \
+  }
+#if MOE_X86
+#define MOE_KERNELS_OF_CORE_(core)                                                                  \
+  {                                                                                                 \
+    MOE_KERNELS_(core, SCALAR, scalar, scalar, scalar), MOE_KERNELS_(core, AVX2, avx2, avx2, avx2), \
+        MOE_KERNELS_(core, AVX512, avx512, avx512, avx512),                                         \
+        MOE_KERNELS_(core, AVX512BF16, avx512, avx512bf16, avx512bf16),                             \
+        MOE_KERNELS_(core, AVX512BF16, avx512, fma_avx512bf16, avx512)                              \
+  }
+#else
+#define MOE_KERNELS_OF_CORE_(core) \
+  { MOE_KERNELS_(core, SCALAR, scalar, scalar, scalar) }
+#endif
+
+static const moe_kernels moe_kernels_of_intel_[MOE_KERNELS_COUNT_] = MOE_KERNELS_OF_CORE_(intel);
+static const moe_kernels moe_kernels_of_others_[MOE_KERNELS_COUNT_] = MOE_KERNELS_OF_CORE_(other);
 
 /* 0: not looked yet; else the best instruction set there is + 1 and, MOE_ISA_ASKED_ times, the one that the user asked
    for + 1 or 0. */
@@ -17,27 +43,6 @@ MOE_FN int moe_dot_products_(int asked) {
 #else
   return asked >= 0 || !moe_cpu_is_intel_();
 #endif
-}
-
-/* AMD's cores drop fetches while too many are under way; Intel's wait until there is room. */
-MOE_FN int moe_drops_prefetches_(void) { return !moe_cpu_is_intel_(); }
-
-/* AMD's cores store half a vector where they load and multiply a whole one. */
-MOE_FN int moe_half_width_stores_(void) { return !moe_cpu_is_intel_(); }
-
-MOE_FN void moe_fill_table_(moe_kernels *t, moe_isa isa, int dot) {
-  memset(t, 0, sizeof *t);
-  moe_fill_table_scalar(t);
-#if MOE_X86
-  if (isa >= MOE_ISA_AVX2) moe_fill_table_avx2(t);
-  if (isa >= MOE_ISA_AVX512) moe_fill_table_avx512(t);
-  if (isa >= MOE_ISA_AVX512BF16) moe_fill_table_avx512bf16(t, dot);
-#else
-  (void)dot;
-#endif
-  t->drops_prefetches = moe_drops_prefetches_();
-  t->half_width_stores = moe_half_width_stores_();
-  t->isa = isa;
 }
 
 /* The best instruction set, and the one asked for or -1. The CPU is asked once: CPUID is slow under a hypervisor. */
@@ -57,13 +62,12 @@ moe_isa moe_isa_active(void) {
   return (moe_isa)(asked < 0 ? best : asked);
 }
 
-/* A call fills its own table, on its stack, and keeps it to its end: moe_isa_limit cannot change a call under way. */
-MOE_FN moe_kernels moe_kernels_(void) {
+/* A call asks once and keeps the answer to its end: moe_isa_limit cannot change a call under way. */
+MOE_FN const moe_kernels *moe_kernels_(void) {
   int asked;
-  const int best = moe_isa_best_(&asked);
-  moe_kernels t;
-  moe_fill_table_(&t, (moe_isa)(asked < 0 ? best : asked), moe_dot_products_(asked));
-  return t;
+  const int best = moe_isa_best_(&asked), isa = asked < 0 ? best : asked;
+  const moe_kernels *of = moe_cpu_is_intel_() ? moe_kernels_of_intel_ : moe_kernels_of_others_;
+  return of + (isa == MOE_ISA_AVX512BF16 && !moe_dot_products_(asked) ? (int)MOE_KERNELS_FMA_ : isa);
 }
 
 const char *moe_isa_name(moe_isa isa) {
@@ -82,7 +86,7 @@ int moe_isa_supported(moe_isa isa) {
 }
 
 moe_status moe_isa_limit(moe_isa isa) {
-  if ((int)isa < 0 || isa > MOE_ISA_AVX512BF16) return MOE_ERROR_INVALID_OPTION;
+  if ((int)isa < 0 || (int)isa >= MOE_ISA_COUNT_) return MOE_ERROR_INVALID_OPTION;
   int asked;
   const int best = moe_isa_best_(&asked);
   atomic_store_explicit(&moe_isa_word_, best + 1 + ((int)moe_min_(best, isa) + 1) * MOE_ISA_ASKED_,

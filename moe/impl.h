@@ -26,9 +26,16 @@ MOE_EXACT_BEGIN
 #include "base/workers.h"
 
 #include "simd/names.h"
-#include "gemm/matrix.h"
+#include "vec/rows.h"
+#include "vec/table.h"
+#include "quant/format.h"
+#include "gemm/panel.h"
+#include "gemm/blocking.h"
 #include "gemm/ukernel.h"
-#include "table.h"
+#include "gemm/table.h"
+#include "quant/table.h"
+#include "router/table.h"
+#include "kernels.h"
 #include "quant/prefetch_codes.h"
 
 /* --- one region per instruction set --- */
@@ -39,14 +46,8 @@ MOE_QUICK_BEGIN
 #include "simd/scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
-#define MOE_PACKED_A 0
-#define MOE_KC_BYTES 512
-#define MOE_KC_SHORT_ROWS 0
-#define MOE_SMALL_M_16BIT 0
-#define MOE_SMALL_M_F32 0
-#define MOE_PREFETCH_BYTES (32 << 10)
 #define MOE_MATH MOE_FN
-#define MOE_BF16_BY_MODE 0
+#define MOE_VECTORS 0
 #include "kernels.inl"
 #include "kernels_end.inl"
 #if MOE_X86
@@ -59,17 +60,8 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #include "simd/avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_NR_VECTORS 2
-#define MOE_PACKED_A 0
-#define MOE_KC_BYTES 1024
-#define MOE_KC_SHORT_ROWS 96
-#define MOE_SMALL_M_CODES 16
-#define MOE_SMALL_M_16BIT 10
-#define MOE_SMALL_M_F32 15
-#define MOE_PREFETCH_BYTES (32 << 10)
-#define MOE_SMALL_M_ONE_DEEP 8
 #define MOE_MATH MOE_INLINE
-#define MOE_BF16_BY_MODE 1
+#define MOE_VECTORS 1
 #include "kernels.inl"
 #include "kernels_end.inl"
 MOE_TARGET_END
@@ -78,17 +70,8 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_NR_VECTORS 4
-#define MOE_PACKED_A 1
-#define MOE_KC_BYTES 512
-#define MOE_KC_SHORT_ROWS 0
-#define MOE_SMALL_M_CODES 32
-#define MOE_SMALL_M_16BIT 20
-#define MOE_SMALL_M_F32 20
-#define MOE_PREFETCH_BYTES (128 << 10)
-#define MOE_SMALL_M_ONE_DEEP 0
 #define MOE_MATH MOE_INLINE
-#define MOE_BF16_BY_MODE 1
+#define MOE_VECTORS 1
 #include "kernels.inl"
 #include "kernels_end.inl"
 MOE_TARGET_END
@@ -97,8 +80,6 @@ MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/avx512bf16.h"
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
-#define MOE_KC_BYTES 1024
-#define MOE_KC_SHORT_ROWS 48
 #include "gemm/ukernel_bf16.inl"
 #include "kernels_end.inl"
 MOE_TARGET_END

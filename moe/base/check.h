@@ -62,7 +62,13 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
              : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
 }
 
-#define MOE_DTYPE_COUNT_ (MOE_DTYPE_FP16 + 1)
+/* How many values an enum has: its list's entries, and MOE_DTYPE_DEFAULT. */
+#define MOE_ONE_(...) +1
+enum {
+  MOE_ISA_COUNT_ = 0 MOE_ISA_LIST(MOE_ONE_),
+  MOE_DTYPE_COUNT_ = 1 MOE_DTYPE_LIST(MOE_ONE_),
+  MOE_ELEMENT_COUNT_ = 0 MOE_ELEMENT_LIST(MOE_ONE_)
+};
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 

@@ -49,6 +49,12 @@ MOE_FN int moe_cpu_is_intel_(void) {
 #endif
 }
 
+/* How a make of cores behaves where kernels care. */
+typedef struct moe_core_ {
+  int drops_prefetches;  /* while too many are under way; others wait until there is room */
+  int half_width_stores; /* a vector is stored in the time that two are loaded and multiplied */
+} moe_core_;
+
 /* While waiting for another thread. */
 MOE_FN void moe_cpu_pause_(void) {
 #if MOE_X86

@@ -81,7 +81,7 @@ MOE_INLINE int64_t MOE_KF(from_u16)(char *to, const uint8_t *codes, const uint8_
   return n;
 }
 
-#if MOE_BF16_BY_MODE
+#if MOE_VECTORS
 /* A tile's columns of a row `offset` bytes on, half of a panel's at each of src, as pack_tile.inl takes them. */
 MOE_INLINE void MOE_KF(pack_b_load)(const char *const src[2], int64_t offset, int64_t prefetch, MOE_V(f) * b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_NR / 2;

@@ -49,9 +49,9 @@ typedef struct moe_gemm_ {
 MOE_FN void moe_pack_a_(const moe_gemm_ *m, moe_panel_kind_ kind, int64_t from, int64_t n, int64_t first, int64_t rows,
                         char *to) {
   moe_rows_ part = moe_rows_from_(&m->a->place, first);
-  const int64_t pitch = m->kernels->kc_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
+  const int64_t pitch = m->kernels->gemm->blocking.kc_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
   part.base += from * moe_dtype_bytes_(m->a->dtype);
-  if (kind == MOE_PANEL_F32) m->kernels->load_rows[m->a->dtype]((float *)(void *)to, pitch / size, &part, rows, n);
+  if (kind == MOE_PANEL_F32) m->kernels->vec->load_rows[m->a->dtype]((float *)(void *)to, pitch / size, &part, rows, n);
   for (int64_t i = 0; i < rows && kind == MOE_PANEL_PAIRS; i++)
     memcpy(to + i * pitch, moe_row_(&part, i), (size_t)(n * size));
   for (int64_t i = 0; i < rows && n % 2; i++) memset(to + i * pitch + n * size, 0, (size_t)size);
@@ -64,15 +64,15 @@ typedef struct moe_b_buffers_ {
 } moe_b_buffers_;
 
 MOE_FN int64_t moe_b_buffers_bytes_(const moe_kernels *kernels, moe_panel_kind_ kind) {
-  return kernels->kc_bytes[kind] * MOE_NR * (kernels->ukernel_transpose[kind] ? 2 : 1);
+  return kernels->gemm->blocking.kc_bytes[kind] * MOE_NR * (kernels->gemm->ukernel_transpose[kind] ? 2 : 1);
 }
 
 /* What turns into upper halves finds the lower ones zero, and only such floats are packed beside it. */
 MOE_FN moe_b_buffers_ moe_b_buffers_begin_(const moe_gemm_ *m, moe_panel_kind_ kind) {
   moe_b_buffers_ packing = {m->b_buffer, NULL, 0};
-  if (!moe_b_transposes_(m->b) || m->a->packed || !m->kernels->ukernel_transpose[kind]) return packing;
+  if (!moe_b_transposes_(m->b) || m->a->packed || !m->kernels->gemm->ukernel_transpose[kind]) return packing;
   if (m->a->rows < (MOE_TRANSPOSE_AFTER_ + MOE_TRANSPOSE_PARTS_) * MOE_MR) return packing;
-  packing.next = m->b_buffer + m->kernels->kc_bytes[kind] * MOE_NR;
+  packing.next = m->b_buffer + m->kernels->gemm->blocking.kc_bytes[kind] * MOE_NR;
   if (moe_is_upper_(m->b->dtype)) memset(m->b_buffer, 0, (size_t)moe_b_buffers_bytes_(m->kernels, kind));
   return packing;
 }
@@ -111,7 +111,7 @@ MOE_FN moe_kc_block_ moe_kc_block_begin_(const moe_gemm_ *m, moe_panel_kind_ kin
   block.from = from;
   block.n = moe_min_(size, rest);
   block.more = moe_min_(size, rest - block.n);
-  block.pitch = a->packed ? 4 : m->kernels->kc_bytes[kind];
+  block.pitch = a->packed ? 4 : m->kernels->gemm->blocking.kc_bytes[kind];
   block.a_packed = a->a_packed + (a->keep ? from / size * a->rows * block.pitch : 0);
   return block;
 }
@@ -132,20 +132,20 @@ MOE_FN int moe_packs_a_(const moe_a_ *a) { return !a->cached && !a->gather; }
 
 /* Spreads memory ahead over tiles of k elements, each of which has room for a fetch for every pair of them. */
 MOE_FN void moe_kc_block_pace_(const moe_gemm_ *m, moe_prefetch_ *prefetch, int64_t tiles, int64_t k) {
-  moe_prefetch_pace_(prefetch, tiles, moe_max_(1, k / 2), m->kernels->nr_parts == 1);
+  moe_prefetch_pace_(prefetch, tiles, moe_max_(1, k / 2), m->kernels->gemm->blocking.nr_parts == 1);
 }
 
 /* The tile that gathers k elements of the next rows, or NULL. */
 MOE_FN moe_ukernel_fn_ moe_packs_a_in_ukernel_(const moe_gemm_ *m, int64_t k) {
-  return k % MOE_OVERLAP_K_ == 0 ? m->kernels->ukernel_pack_a[m->kernels->panel[m->product]] : NULL;
+  return k % MOE_OVERLAP_K_ == 0 ? m->kernels->gemm->ukernel_pack_a[m->kernels->gemm->panel[m->product]] : NULL;
 }
 
 /* Gathers the first rows of the tile at hand, from i on, unless it has been done, and lets the ordinary tile gather
    those that follow while there are whole ones; otherwise it is to take no more. Returns what multiplies. */
 MOE_FN moe_ukernel_fn_ moe_pack_a_ukernel_(const moe_gemm_ *m, moe_kc_block_ *block, int64_t i, moe_ukernel_ *ukernel,
                                            moe_ukernel_fn_ multiply) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const int usual = multiply == m->kernels->ukernel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
+  const int usual = multiply == m->kernels->gemm->ukernel[m->product];
   const int64_t rest = m->a->rows - i, first = usual && rest <= MOE_MR_LAST_ ? rest : moe_min_(MOE_MR, rest);
   const int64_t ready = moe_max_(i, block->ready), others = rest / MOE_MR - 1;
   const moe_ukernel_fn_ gathers = moe_packs_a_in_ukernel_(m, block->n);
@@ -183,7 +183,7 @@ MOE_FN moe_ukernel_fn_ moe_transpose_ukernel_(const moe_gemm_ *m, const moe_kc_b
   if (block->transposes == 0) return multiply;
   const int64_t rest = m->a->rows - i, before = moe_ukernels_before_last_(rest) - block->transposes;
   const moe_panel_at_ then = moe_panel_after_(m, block, p, 1);
-  if (before < 0 || multiply != m->kernels->ukernel[m->product]) return multiply;
+  if (before < 0 || multiply != m->kernels->gemm->ukernel[m->product]) return multiply;
   ukernel->rows = (before > 0 ? before : block->transposes) * MOE_MR;
   if (before > 0) return multiply;
   const moe_b_ next = moe_b_part_(m->b, then.p, 1);
@@ -191,7 +191,7 @@ MOE_FN moe_ukernel_fn_ moe_transpose_ukernel_(const moe_gemm_ *m, const moe_kc_b
   ukernel->stride = next.stride;
   ukernel->dtype = next.dtype;
   ukernel->packed = block->packing->next;
-  return m->kernels->ukernel_transpose[m->kernels->panel[m->product]];
+  return m->kernels->gemm->ukernel_transpose[m->kernels->gemm->panel[m->product]];
 }
 
 /* The rows whose next elements are fetched beside this piece's tiles: all, or those of the first three tiles, which no
@@ -209,7 +209,7 @@ MOE_FN void moe_rows_prefetch_(const moe_gemm_ *m, const moe_kc_block_ *block) {
 
 /* Whether the first tile can pack one panel's piece while it multiplies: whole columns that lie as they are read. */
 MOE_FN int moe_packs_b_in_ukernel_(const moe_gemm_ *m, const moe_b_ *one, const moe_kc_block_ *block) {
-  if (!m->kernels->ukernel_pack_b[m->kernels->panel[m->product]]) return 0;
+  if (!m->kernels->gemm->ukernel_pack_b[m->kernels->gemm->panel[m->product]]) return 0;
   return !one->decode && !one->transposed && one->n == moe_b_width_(one) && block->n % 2 == 0 && m->a->rows >= MOE_MR;
 }
 
@@ -252,7 +252,7 @@ MOE_FN int moe_epilogue_prefetches_(const moe_gemm_ *m, const moe_kc_block_ *blo
    first, or what is read after this product. With panels that are in cache it is the A's next piece. Returns
    the run's end. */
 MOE_FN int64_t moe_kc_block_prefetch_(const moe_gemm_ *m, moe_kc_block_ *block, int64_t p) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
   const int64_t panels = moe_b_panels_(m->b), run = ++block->run % block->runs;
   const int64_t end = moe_run_first_(m->b, block->runs, block->run), first = moe_run_first_(m->b, block->runs, run);
   const moe_panel_at_ then = moe_panel_after_(m, block, p, end - p);
@@ -284,7 +284,7 @@ MOE_FN moe_place_ moe_panel_to_(const moe_gemm_ *m, const moe_kc_block_ *block, 
 /* Lets the tile find the piece of panel p, if need be packed. Returns what multiplies first: it may be what packs. */
 MOE_FN moe_ukernel_fn_ moe_ukernel_panel_(const moe_gemm_ *m, const moe_kc_block_ *block, int64_t p,
                                           moe_ukernel_fn_ usual, moe_ukernel_ *ukernel) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
   if (m->b->panel) {
     ukernel->panel = m->b->panel + p * m->b->panel_bytes + moe_panel_bytes_(kind, block->from);
     return usual;
@@ -297,12 +297,12 @@ MOE_FN moe_ukernel_fn_ moe_ukernel_panel_(const moe_gemm_ *m, const moe_kc_block
     const moe_b_ u16 = moe_b_partly_packed_(&one, packing->here);
     moe_ukernel_source_(&u16, 0, packing->here, ukernel);
     ukernel->prefetch = 0;
-    return m->kernels->ukernel_pack_b[kind];
+    return m->kernels->gemm->ukernel_pack_b[kind];
   }
   if (moe_packs_b_in_ukernel_(m, &one, block)) {
     moe_ukernel_source_(&one, block->from, packing->here, ukernel);
     ukernel->prefetch = moe_pack_b_prefetch_(m, block, p);
-    return m->kernels->ukernel_pack_b[kind];
+    return m->kernels->gemm->ukernel_pack_b[kind];
   }
   if (transposed_k < block->n)
     moe_pack_b_(m->kernels, kind, &one, block->from + transposed_k, block->n - transposed_k,

@@ -14,7 +14,7 @@ enum {
 
 /* Whether plain weights stream by dot products. */
 MOE_FN int moe_small_m_is_bf16_(const moe_kernels *kernels, moe_product_ product, moe_dtype dtype) {
-  return kernels->small_m_bf16 && product == MOE_PRODUCT_BF16 && dtype == MOE_DTYPE_BF16;
+  return kernels->gemm->small_m_bf16 && product == MOE_PRODUCT_BF16 && dtype == MOE_DTYPE_BF16;
 }
 
 /* How a product is formed: panel by panel or, of so few rows that reading the B is most of the work, as it
@@ -29,14 +29,14 @@ typedef enum moe_algorithm_ {
 /* The last two want rows whole: kept. */
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_a_ *a,
                                         const moe_b_ *b) {
-  const int few_of_codes = a->rows <= kernels->small_m_codes_rows;
-  if (!kernels->small_m) return MOE_ALGORITHM_PACKED_;
+  const int few_of_codes = a->rows <= kernels->gemm->blocking.small_m_codes_rows;
+  if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
   if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
   if (b->decode) return few_of_codes && b->small_m && a->keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (a->keep && moe_small_m_takes_columns_(kernels, product, b, a->rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
   if (b->panel || b->transposed) return MOE_ALGORITHM_PACKED_;
   const int pairs = moe_small_m_is_bf16_(kernels, product, b->dtype);
-  const int64_t few = pairs ? MOE_SMALL_M_BF16 : kernels->small_m_plain_rows[b->dtype];
+  const int64_t few = pairs ? MOE_SMALL_M_BF16 : kernels->gemm->blocking.small_m_plain_rows[b->dtype];
   return a->rows <= few ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
 }
 
@@ -67,15 +67,16 @@ MOE_FN void moe_store_panel_(const moe_gemm_ *m, int64_t p, float *c) {
 /* All rows times panel p: at once, but for tiles that pack, gather or turn. After the last piece the products leave. */
 MOE_FN void moe_multiply_panel_(const moe_gemm_ *m, moe_kc_block_ *block, int64_t p) {
   const moe_a_ *a = m->a;
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
-  const moe_ukernel_fn_ usual = a->packed ? m->kernels->ukernel_packed_a[kind] : m->kernels->ukernel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
+  const moe_ukernel_fn_ usual =
+      a->packed ? m->kernels->gemm->ukernel_packed_a[kind] : m->kernels->gemm->ukernel[m->product];
   float *c = moe_kc_block_c_(m, block, p);
   moe_ukernel_ ukernel;
   ukernel.k = block->n;
   ukernel.add = block->from > 0;
   ukernel.prefetches = block->prefetches;
   const moe_place_ to = moe_panel_to_(m, block, p);
-  ukernel.store = m->kernels->store_rows[to.dtype];
+  ukernel.store = m->kernels->vec->store_rows[to.dtype];
   moe_ukernel_fn_ multiply = moe_ukernel_panel_(m, block, p, usual, &ukernel);
   for (int64_t i = 0; i < a->rows; i += ukernel.rows, multiply = usual) {
     const int64_t rest = a->rows - i;
@@ -103,7 +104,7 @@ MOE_FN void moe_small_m_decoding_(const moe_gemm_ *m) {
   const int64_t size = moe_kc_of_(m, MOE_PANEL_F32);
   const int64_t row = moe_ceil_div_(m->b->k, size) * size;
   float *x = (float *)(void *)a->a_packed;
-  if (!a->cached) m->kernels->load_rows[a->dtype](x, row, &a->place, a->rows, m->b->k);
+  if (!a->cached) m->kernels->vec->load_rows[a->dtype](x, row, &a->place, a->rows, m->b->k);
   for (int64_t p = 0; p < moe_b_panels_(m->b); p++) {
     const moe_b_ one = moe_b_part_(m->b, p, 1);
     moe_small_m_ s = {0};
@@ -120,11 +121,11 @@ MOE_FN void moe_small_m_decoding_(const moe_gemm_ *m) {
 MOE_FN void moe_small_m_with_(const moe_gemm_ *m, const moe_small_m_ *s) {
   const moe_kernels *kernels = m->kernels;
   if (s->format)
-    kernels->small_m_fp8(s);
+    kernels->quant->small_m_fp8(s);
   else if (moe_small_m_is_bf16_(kernels, m->product, s->dtype))
-    kernels->small_m_bf16(s);
+    kernels->gemm->small_m_bf16(s);
   else
-    kernels->small_m(s);
+    kernels->gemm->small_m(s);
 }
 
 /* All rows times a piece of the B, as many columns at a time as keep their products in cache. */
@@ -137,12 +138,13 @@ MOE_FN void moe_small_m_kc_block_(const moe_gemm_ *m, const moe_kc_block_ *block
     moe_small_m_ s = {0};
     s.format = b.format;
     s.dtype = b.dtype;
-    s.load = m->kernels->load_rows[b.dtype];
+    s.load = m->kernels->vec->load_rows[b.dtype];
     s.size = b.group / 32;
     s.contiguous = b.stride == run && (b.parts == 1 || b.base[1] - b.base[0] == run / 2);
-    s.drops = m->kernels->drops_prefetches;
-    s.pair_rows =
-        m->kernels->half_width_stores && s.size < 4 ? 2 : MOE_SMALL_M_TWO_ROWS; /* sums that leave would cost most */
+    s.drops = m->kernels->core->drops_prefetches;
+    s.pair_rows = m->kernels->core->half_width_stores && s.size < 4
+                      ? 2
+                      : MOE_SMALL_M_TWO_ROWS; /* sums that leave would cost most */
     s.x = (const float *)(const void *)block->a_packed;
     s.x_stride = block->pitch / 4;
     s.rows = a->rows;
@@ -192,18 +194,18 @@ MOE_FN void moe_small_m_some_columns_(const moe_gemm_ *m, int64_t j, int64_t fro
   s.c = moe_c_at_(m, j / MOE_NR) + j % MOE_NR;
   s.fetch = &fetch;
   for (const int64_t end = from + k; from < end; from += s.k) {
-    const moe_kc_block_ block = moe_kc_block_begin_(m, m->kernels->panel[m->product], from);
+    const moe_kc_block_ block = moe_kc_block_begin_(m, m->kernels->gemm->panel[m->product], from);
     s.base = b->base[0] + j * b->stride + from * s.size;
     s.k = block.n;
     s.x = block.a_packed;
     s.x_stride = block.pitch;
-    m->kernels->small_m_columns[m->product](&s);
+    m->kernels->gemm->small_m_columns[m->product](&s);
   }
 }
 
 /* All rows times columns that turn on the way, MOE_SMALL_M_COLUMNS_AT_ONCE at a time, which memory sends one after the other. */
 MOE_FN void moe_small_m_all_columns_(const moe_gemm_ *m) {
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
   const int64_t size = moe_kc_of_(m, kind), k = m->b->k, deep = moe_small_m_columns_k_(m->b, size);
   for (int64_t from = 0; from < k && !m->a->cached; from += size) {
     const moe_kc_block_ block = moe_kc_block_begin_(m, kind, from);
@@ -238,7 +240,7 @@ MOE_FN void moe_multiply_small_m_(const moe_gemm_ *m, moe_algorithm_ algorithm) 
 MOE_FN void moe_multiply_panels_(const moe_gemm_ *m) {
   const moe_a_ *a = m->a;
   const moe_b_ *b = m->b;
-  const moe_panel_kind_ kind = m->kernels->panel[m->product];
+  const moe_panel_kind_ kind = m->kernels->gemm->panel[m->product];
   const int64_t size = moe_kc_of_(m, kind), k = b->k, panels = moe_b_panels_(b);
   const int64_t tiles = moe_ceil_div_(a->rows, MOE_MR);
   moe_b_buffers_ packing = moe_b_buffers_begin_(m, kind);
@@ -271,7 +273,7 @@ MOE_FN void moe_multiply_(const moe_gemm_ *m) {
   const moe_algorithm_ algorithm = moe_algorithm_of_(m->kernels, m->product, m->a, m->b);
   const int small_m_any = algorithm != MOE_ALGORITHM_PACKED_;
 #if MOE_X86
-  const int by_mode = m->product == MOE_PRODUCT_BF16 && (small_m_any || m->kernels->bf16_by_mode);
+  const int by_mode = m->product == MOE_PRODUCT_BF16 && (small_m_any || m->kernels->gemm->bf16_by_mode);
   if (by_mode) moe_flush_on_();
 #endif
   if (small_m_any)

@@ -50,8 +50,8 @@ MOE_FN void moe_transpose_panel_(const moe_kernels *kernels, moe_panel_kind_ kin
                                  int64_t n, char *rows, int64_t pitch) {
   const int64_t words = kind == MOE_PANEL_F32 ? moe_even_(k) : moe_even_(k) / 2;
   for (int64_t at = 0; at < words; at += MOE_NR)
-    kernels->transpose_tile(rows + at * 4, pitch, panel + at * MOE_NR_BYTES_, MOE_NR_BYTES_,
-                            moe_min_(MOE_NR, words - at), n);
+    kernels->vec->transpose_words(rows + at * 4, pitch, panel + at * MOE_NR_BYTES_, MOE_NR_BYTES_,
+                                  moe_min_(MOE_NR, words - at), n);
 }
 
 /* ---------------------------------------------------------------------------------------------------- B */
@@ -133,7 +133,7 @@ MOE_FN void moe_decode_b_(const moe_kernels *kernels, moe_panel_kind_ kind, cons
     char *to = panel + moe_panel_bytes_(kind, at);
     if (b->decode(b, kernels, kind, from + at, n, to)) continue;
     b->decode(b, kernels, MOE_PANEL_F32, from + at, n, (char *)decoded);
-    kernels->pair_panel(to, decoded, n);
+    kernels->gemm->pair_panel(to, decoded, n);
   }
 }
 
@@ -141,7 +141,7 @@ MOE_FN void moe_decode_b_(const moe_kernels *kernels, moe_panel_kind_ kind, cons
    turn as words, so those of 2 bytes two at a time, in the order that pairs have. Only bf16 becomes pairs. */
 MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, void *panel,
                               const char *src, int64_t stride, int64_t k, int64_t n) {
-  const int paired = kind == MOE_PANEL_PAIRS || kernels->transpose_u16[dtype];
+  const int paired = kind == MOE_PANEL_PAIRS || kernels->gemm->transpose_u16[dtype];
   const int64_t size = moe_dtype_bytes_(dtype), step = paired ? 2 * MOE_NR : MOE_NR;
   float rows[MOE_NR * MOE_NR], padded[MOE_NR * MOE_NR];
   for (int64_t at = 0; at < k; at += step) {
@@ -152,16 +152,16 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
     const int whole = left == step && n == MOE_NR;
     if (!plain || !whole) {
       if (!whole) memset(rows, 0, sizeof rows);
-      if (!plain) kernels->load_rows[dtype](rows, MOE_NR, &columns, n, left);
+      if (!plain) kernels->vec->load_rows[dtype](rows, MOE_NR, &columns, n, left);
       for (int64_t i = 0; i < n && plain; i++) memcpy(rows + i * MOE_NR, moe_row_(&columns, i), (size_t)(left * size));
       columns.base = (const char *)rows, columns.stride = MOE_NR_BYTES_;
     }
     if (paired && kind == MOE_PANEL_F32) {
-      kernels->transpose_u16[dtype]((float *)(void *)to, columns.base, columns.stride, left);
+      kernels->gemm->transpose_u16[dtype]((float *)(void *)to, columns.base, columns.stride, left);
       continue;
     }
     char *square = left < step ? (char *)padded : to;
-    kernels->transpose_tile(square, MOE_NR_BYTES_, columns.base, columns.stride, MOE_NR, words);
+    kernels->vec->transpose_words(square, MOE_NR_BYTES_, columns.base, columns.stride, MOE_NR, words);
     if (square != to) memcpy(to, padded, (size_t)(words * MOE_NR_BYTES_));
   }
 }
@@ -181,7 +181,7 @@ MOE_FN void moe_pack_b_(const moe_kernels *kernels, moe_panel_kind_ kind, const 
   const int64_t width = moe_b_width_(b);
   for (int64_t p = 0; p < b->parts; p++) {
     const moe_rows_ rows = {b->base[p] + from * b->stride, b->stride, NULL};
-    kernels->pack_rows[kind][b->dtype](panel, width * p, width, &rows, k, b->n);
+    kernels->gemm->pack_rows[kind][b->dtype](panel, width * p, width, &rows, k, b->n);
   }
 }
 
@@ -204,8 +204,8 @@ MOE_FN moe_prefetch_ moe_b_prefetch_(moe_panel_kind_ kind, const moe_b_ *b, int6
    many: what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast
    as it is used, and sums move half as often. */
 MOE_FN int64_t moe_kc_max_(const moe_kernels *kernels, moe_panel_kind_ kind, int64_t rows) {
-  const int64_t whole = kernels->kc_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
-  return rows <= kernels->kc_short_rows[kind] ? whole / 2 : whole;
+  const int64_t whole = kernels->gemm->blocking.kc_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
+  return rows <= kernels->gemm->blocking.kc_short_rows[kind] ? whole / 2 : whole;
 }
 
 /* Elements of a piece of k, as equal ones as what tiles prepare allows: a short one would hide neither the sums that it
@@ -224,7 +224,7 @@ MOE_FN int64_t moe_panels_prefetched_(const moe_kernels *kernels, moe_panel_kind
   if (b->in_cache) return moe_b_panels_(b);
   if (b->transposed) return 1;
   const int64_t bytes = b->panel ? moe_panel_bytes_(kind, k) : k * MOE_NR * b->group / 32;
-  const int64_t fit = moe_max_(1, kernels->prefetch_bytes / moe_max_(1, bytes));
+  const int64_t fit = moe_max_(1, kernels->gemm->blocking.prefetch_bytes / moe_max_(1, bytes));
   return rows > MOE_MC_MANY ? moe_min_(2, fit) : fit;
 }
 
@@ -243,8 +243,8 @@ MOE_FN int moe_b_transposes_(const moe_b_ *b) { return b->transposed && !b->pane
 
 /* Whether rows are so few that these stream past, each turning on the way. */
 MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows) {
-  const int few = 2 * rows <= kernels->small_m_columns_rows * moe_dtype_bytes_(b->dtype);
-  return kernels->small_m_columns[product] && few && moe_b_transposes_(b);
+  const int few = 2 * rows <= kernels->gemm->blocking.small_m_columns_rows * moe_dtype_bytes_(b->dtype);
+  return kernels->gemm->small_m_columns[product] && few && moe_b_transposes_(b);
 }
 
 /* Elements of each at a time: pieces of k that long, as equally many as can be. */
@@ -255,7 +255,7 @@ MOE_FN int64_t moe_small_m_columns_k_(const moe_b_ *b, int64_t kc) {
 
 /* What a product of so many rows reads first. */
 MOE_FN moe_prefetch_ moe_b_first_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows) {
-  const moe_panel_kind_ kind = kernels->panel[product];
+  const moe_panel_kind_ kind = kernels->gemm->panel[product];
   const int64_t kc = moe_kc_(kernels, kind, rows, b->k), k = moe_min_(kc, b->k);
   if (moe_small_m_takes_columns_(kernels, product, b, rows))
     return moe_prefetch_rows_(b->base[0], NULL, NULL, b->stride, moe_min_(b->n, MOE_SMALL_M_COLUMNS_AT_ONCE),

@@ -215,24 +215,16 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_PLAIN
 MOE_QUICK_END
 
-/* Everything else is the vocabulary's table; all but the first if not by `dot` products. */
-MOE_FN void MOE_K(fill_table)(moe_kernels *t, int dot) {
-  t->ukernel_packed_a[MOE_PANEL_F32] = MOE_K(ukernel_packed_a_f32);
-  if (!dot) return;
-  t->panel[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS;
-  t->kc_bytes[MOE_PANEL_PAIRS] = MOE_KC_BYTES;
-  t->kc_short_rows[MOE_PANEL_PAIRS] = MOE_KC_SHORT_ROWS;
-  t->ukernel[MOE_PRODUCT_BF16] = MOE_K(ukernel_pairs);
-  t->bf16_by_mode = 0;
-  t->pack_rows[MOE_PANEL_PAIRS][MOE_DTYPE_BF16] = MOE_K(pack_rows_pairs);
-  t->ukernel_pack_b[MOE_PANEL_PAIRS] = MOE_K(ukernel_pack_b_bf16);
-  t->ukernel_pack_a[MOE_PANEL_PAIRS] = MOE_K(ukernel_pack_a_bf16);
-  t->ukernel_packed_a[MOE_PANEL_PAIRS] = MOE_K(ukernel_packed_a_bf16);
-  t->small_m_bf16 = MOE_K(small_m_bf16);
-  t->small_m_columns[MOE_PRODUCT_BF16] = MOE_K(small_m_columns);
-  t->pair_panel = MOE_K(pair_panel);
-  t->pack_pairs_columns[0] = MOE_CAT(moe_pack_pairs_columns_4_, MOE_ISA);
-  t->pack_pairs_columns[1] = MOE_CAT(moe_pack_pairs_columns_8_, MOE_ISA);
-  t->pack_pairs_rows[0] = MOE_CAT(moe_pack_pairs_rows_4_, MOE_ISA);
-  t->pack_pairs_rows[1] = MOE_CAT(moe_pack_pairs_rows_8_, MOE_ISA);
-}
+#define MOE_VECTORS 1
+#define MOE_GEMM_DOT 0
+#define MOE_GEMM_TABLE moe_gemm_table_fma
+#include "table.inl"
+#undef MOE_GEMM_TABLE
+#undef MOE_GEMM_DOT
+#define MOE_GEMM_DOT 1
+#define MOE_GEMM_TABLE moe_gemm_table
+#include "table.inl"
+#undef MOE_GEMM_TABLE
+#include "../quant/table.inl"
+#undef MOE_GEMM_DOT
+#undef MOE_VECTORS

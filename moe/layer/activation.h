@@ -20,12 +20,12 @@ moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float
       {"dy", dy, moe_mul_(n, 4), 4, MOE_OUTPUT_OPTIONAL},
   };
   if (n > 0) MOE_TRY(moe_check_tensors_(ctx, tensor, 3, 0));
-  const moe_kernels kernels = moe_kernels_();
+  const moe_kernels *kernels = moe_kernels_();
   moe_glu_ glu = {0};
   glu.activation = activation;
   glu.alpha = moe_resolve_alpha_(activation, alpha);
   const moe_fpenv_ saved = moe_fpenv_enter_();
-  kernels.activate(&glu, x, y, dy, n);
+  kernels->vec->activate(&glu, x, y, dy, n);
   moe_fpenv_restore_(saved);
   return moe_succeed_(ctx);
 }

@@ -182,7 +182,7 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
                                        float *buffer) {
   if (!tensor) return NULL;
   memset(buffer, 0, MOE_NR * sizeof *buffer);
-  moe_load_row_(&call->group.kernels, call->dtype, buffer, (const char *)tensor + from * call->size, n);
+  moe_load_row_(call->group.kernels->vec, call->dtype, buffer, (const char *)tensor + from * call->size, n);
   return buffer;
 }
 
@@ -211,7 +211,7 @@ MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise
                                      const void *from, char *to, moe_mx_layout layout) {
   if (!round->enabled) return (const char *)from;
   moe_round_tensor_ rows = {
-      &call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
+      call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
   const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
   moe_run_(ctx, &work, 1);
   return to;

@@ -116,8 +116,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   char stored[4];
   for (int i = 0; i < 4; i++) {
     if (!(glu.clamp >> i & 1u)) continue;
-    moe_store_row_(&call->group.kernels, call->checkpoint_dtype, stored, limit[i], 1);
-    moe_load_row_(&call->group.kernels, call->checkpoint_dtype, limit[i], stored, 1);
+    moe_store_row_(call->group.kernels->vec, call->checkpoint_dtype, stored, limit[i], 1);
+    moe_load_row_(call->group.kernels->vec, call->checkpoint_dtype, limit[i], stored, 1);
   }
   return glu;
 }
@@ -133,16 +133,16 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   const moe_backward_ *backward = (const moe_backward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   const int pre_scaled = moe_pre_scaled_(&l->config);
   const int64_t panels = moe_ceil_div_(l->H, MOE_NR);
   for (int64_t i = 0; i < summands->rows && pre_scaled; i++) {
     const int64_t row = summands->row[i], at = call->plan.token[row] * l->H + h0;
     float x[MOE_NR];
-    moe_load_row_(kernels, call->dtype, x, backward->x + at * call->size, n);
-    backward->dot[row * panels + h0 / MOE_NR] = kernels->dot(c + i * MOE_NR, x, n);
+    moe_load_row_(kernels->vec, call->dtype, x, backward->x + at * call->size, n);
+    backward->dot[row * panels + h0 / MOE_NR] = kernels->vec->dot(c + i * MOE_NR, x, n);
   }
-  kernels->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
+  kernels->vec->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
 MOE_ONCE_BEGIN
@@ -275,7 +275,7 @@ MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
 MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
+  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);

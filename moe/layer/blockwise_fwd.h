@@ -194,7 +194,7 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *sum
   const moe_forward_ *forward = (const moe_forward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   const int on_i = l->config.affinity_mode == MOE_AFFINITY_ON_I;
   float buffer[MOE_NR];
   const float *bias = moe_load_optional_(call, l->down_proj_bias, summands->expert * l->H + h0, n, buffer);
@@ -202,16 +202,17 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *sum
     moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_NR);
   if (bias && (on_i || forward->args->down_activations)) {
     for (int64_t i = 0; i < summands->rows; i++)
-      kernels->add_scaled(c + i * MOE_NR, bias, on_i ? summands->affinity[i] : 1.0f, n);
+      kernels->vec->add_scaled(c + i * MOE_NR, bias, on_i ? summands->affinity[i] : 1.0f, n);
     bias = NULL;
   }
   for (int64_t i = 0; i < summands->rows && forward->args->down_activations; i++)
-    moe_store_row_(kernels, call->checkpoint_dtype,
+    moe_store_row_(kernels->vec, call->checkpoint_dtype,
                    (char *)forward->args->down_activations +
                        (call->plan.slot[summands->row[i]] * l->H + h0) * call->checkpoint_size,
                    c + i * MOE_NR, n);
-  kernels->add_rows(sum, summands->token, c, bias,
-                    l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows, n);
+  kernels->vec->add_rows(sum, summands->token, c, bias,
+                         l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows,
+                         n);
 }
 
 /* The rows of a device-shaped output that are not a token's sum. */
@@ -232,7 +233,7 @@ MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
 MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
   if (!moe_forward_rounds_m_(call)) return;
-  moe_round_tensor_ rows = {&call->group.kernels,
+  moe_round_tensor_ rows = {call->group.kernels,
                             &call->round_activations,
                             forward->m,
                             forward->m,
@@ -266,7 +267,7 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, &call->group.kernels, call->affinity_dtype);
+  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);

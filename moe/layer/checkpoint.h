@@ -20,8 +20,8 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
                                   int64_t i0, int64_t n, const float *x) {
   float columns[MOE_NR * MOE_NR];
-  call->group.kernels.transpose_tile(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
-  call->group.kernels.store_rows[call->checkpoint_dtype](
+  call->group.kernels->vec->transpose_words(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
+  call->group.kernels->vec->store_rows[call->checkpoint_dtype](
       (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
 }
@@ -30,18 +30,18 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t up, int64_t i0, int64_t n, float *x) {
   float columns[MOE_NR * MOE_NR];
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   const moe_rows_ saved = {(const char *)checkpoint +
                                moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
   const int whole = n == MOE_NR && rows % (MOE_NR / 2) == 0;
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
-    kernels->transpose_tile(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
-  } else if (whole && kernels->transpose_u16[call->checkpoint_dtype]) {
-    kernels->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
+    kernels->vec->transpose_words(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
+  } else if (whole && kernels->gemm->transpose_u16[call->checkpoint_dtype]) {
+    kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
   } else {
-    kernels->load_rows[call->checkpoint_dtype](columns, MOE_NR, &saved, n, rows);
-    kernels->transpose_tile(x, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, n, rows);
+    kernels->vec->load_rows[call->checkpoint_dtype](columns, MOE_NR, &saved, n, rows);
+    kernels->vec->transpose_words(x, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, n, rows);
   }
 }
 

@@ -100,7 +100,7 @@ MOE_FN moe_prefetch_ moe_combine_run_reads_(const moe_combine_ *stage, int64_t a
                                             const moe_patch_ *patch) {
   const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
   const moe_b_ b = moe_combine_b_(stage, at, patch->panel, moe_min_(patch->panels, MOE_NC_PANELS));
-  return moe_b_first_(&stage->call->group.kernels, stage->call->group.product, &b, rows);
+  return moe_b_first_(stage->call->group.kernels, stage->call->group.product, &b, rows);
 }
 
 MOE_FN void moe_combine_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
@@ -208,7 +208,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
   }
   for (int64_t p = 0; p < patch.panels && stage->output; p++) {
     const int64_t h0 = (patch.panel + p) * MOE_NR, n = moe_min_(MOE_NR, call->layer.H - h0);
-    moe_store_sums_(&call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
+    moe_store_sums_(call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
                     call->dtype, scratch.sum + p * plan->chunk_rows * MOE_NR, tokens, n, stage->accumulate);
   }
 }

@@ -76,11 +76,11 @@ MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
 MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
                                  const float *x) {
   const moe_blockwise_ *call = stage->call;
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   if (stage->nt)
     moe_store_rows_nt_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
   else
-    kernels->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
+    kernels->vec->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
 }
 
 /* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
@@ -88,19 +88,20 @@ MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t 
 MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
                                 const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   const int64_t stride = 2 * call->layer.I * call->inner_size;
   const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
   moe_down_grad_store_(stage, stage->pre + at, stride, glu, grad);
-  if (stage->bias_grad) kernels->add_rows(bias_sum + half * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
+  if (stage->bias_grad) kernels->vec->add_rows(bias_sum + half * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_NR]; /* whole groups: panels begin at multiples of 32 */
-    moe_load_row_(kernels, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
+    moe_load_row_(kernels->vec, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
     moe_mx_round_row_(kernels, &call->round_gradients, operand, glu->n);
-    moe_store_row_(kernels, call->inner_dtype, stage->rounded + at + i * stride, operand, glu->n);
+    moe_store_row_(kernels->vec, call->inner_dtype, stage->rounded + at + i * stride, operand, glu->n);
   }
   if (!stage->scaled) return;
-  for (int64_t i = 0; i < glu->rows; i++) kernels->scale_row(grad + i * MOE_NR, call->plan.affinity[row + i], glu->n);
+  for (int64_t i = 0; i < glu->rows; i++)
+    kernels->vec->scale_row(grad + i * MOE_NR, call->plan.affinity[row + i], glu->n);
   moe_down_grad_store_(stage, stage->scaled + at, stride, glu, grad);
 }
 
@@ -117,9 +118,9 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int6
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
   moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
-  call->group.kernels.glu_backward(&stage->glu, glu);
+  call->group.kernels->vec->glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_NR] = glu->dot[i];
-  if (am) call->group.kernels.store_rows[call->inner_dtype](am, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
+  if (am) call->group.kernels->vec->store_rows[call->inner_dtype](am, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
   if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
   moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
@@ -144,7 +145,7 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
                                       float *bias_sum) {
   const int64_t size = moe_dtype_bytes_(stage->bias_dtype);
   for (int64_t half = 0; half < 2 && stage->bias_grad; half++)
-    moe_store_sum_(&stage->call->group.kernels,
+    moe_store_sum_(stage->call->group.kernels,
                    stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
                    bias_sum + half * MOE_NR, n, stage->accumulate);
 }

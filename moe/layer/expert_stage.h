@@ -41,7 +41,7 @@ MOE_FN void moe_expert_stage_next_reads_(void *arg, int64_t item, moe_prefetch_ 
   if (rows == 0) return; /* an expert without rows is never read */
   const moe_b_ all = stage->b(stage->arg, span.expert),
                b = moe_b_part_(&all, span.first, moe_min_(span.count, MOE_NC_PANELS));
-  *prefetch = moe_b_first_(&stage->group->kernels, stage->group->product, &b, rows);
+  *prefetch = moe_b_first_(stage->group->kernels, stage->group->product, &b, rows);
 }
 
 /* Products on their way out. */
@@ -112,7 +112,7 @@ MOE_FN int moe_expert_stage_small_m_(const moe_expert_stage_ *stage) {
   row.rows = 1;
   if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
   const moe_b_ any = stage->b(stage->arg, 0);
-  return moe_algorithm_of_(&stage->group->kernels, stage->group->product, &row, &any) == MOE_ALGORITHM_SMALL_M_ROWS_;
+  return moe_algorithm_of_(stage->group->kernels, stage->group->product, &row, &any) == MOE_ALGORITHM_SMALL_M_ROWS_;
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {

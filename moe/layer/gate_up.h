@@ -11,14 +11,14 @@ typedef struct moe_gate_up_ {
 
 /* Rows of m leave. */
 MOE_FN void moe_gate_up_store_(const moe_blockwise_ *call, char *to, const moe_glu_rows_ *glu) {
-  const moe_kernels *kernels = &call->group.kernels;
+  const moe_kernels *kernels = call->group.kernels;
   const int64_t stride = call->layer.I * call->inner_size;
-  kernels->store_rows[call->inner_dtype](to, stride, NULL, glu->m, glu->rows, glu->n);
+  kernels->vec->store_rows[call->inner_dtype](to, stride, NULL, glu->m, glu->rows, glu->n);
   if (!call->round_activations.enabled || call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN) return;
   for (int64_t i = 0; i < glu->rows; i++, to += stride) { /* whole groups: panels begin at multiples of 32 */
-    moe_load_row_(kernels, call->inner_dtype, glu->m, to, glu->n);
+    moe_load_row_(kernels->vec, call->inner_dtype, glu->m, to, glu->n);
     moe_mx_round_row_(kernels, &call->round_activations, glu->m, glu->n);
-    moe_store_row_(kernels, call->inner_dtype, to, glu->m, glu->n);
+    moe_store_row_(kernels->vec, call->inner_dtype, to, glu->m, glu->n);
   }
 }
 
@@ -59,7 +59,7 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
     if (l->config.affinity_mode == MOE_AFFINITY_ON_I) glu.scale = affinity + i;
     char *to = stage->m ? stage->m + ((first + i) * l->I + i0) * call->inner_size : NULL;
     if (to) moe_prefetch_to_write_(to, l->I * call->inner_size, NULL, glu.rows, n * call->inner_size);
-    call->group.kernels.glu_forward(&call->glu, &glu);
+    call->group.kernels->vec->glu_forward(&call->glu, &glu);
     if (to) moe_gate_up_store_(call, to, &glu);
   }
   if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
@@ -76,7 +76,7 @@ MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, int64_t expert, int64
   if (!moe_weight_scaled_after_(call->layer.quantized_gate_up_weight)) return;
   for (int64_t part = call->glu.skip_gate; part < 2; part++)
     for (int64_t i = 0; i < rows; i++)
-      moe_quantized_scale_sums_(&call->gate_up.quantized, &call->group.kernels, expert, part, panel * width, n,
+      moe_quantized_scale_sums_(&call->gate_up.quantized, call->group.kernels, expert, part, panel * width, n,
                                 c + i * MOE_NR + (part - call->glu.skip_gate) * width);
 }
 

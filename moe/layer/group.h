@@ -4,7 +4,7 @@
 #define MOE_LAYER_GROUP_H
 
 typedef struct moe_group_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_product_ product;
   moe_panel_kind_ panel;
   int64_t E;
@@ -35,7 +35,7 @@ MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
   memset(&group, 0, sizeof group);
   group.kernels = moe_kernels_();
   group.product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
-  group.panel = group.kernels.panel[group.product];
+  group.panel = group.kernels->gemm->panel[group.product];
   group.E = group.to = E;
   return group;
 }
@@ -67,8 +67,8 @@ MOE_FN char *moe_panelled_at_(const moe_group_ *group, const moe_panelled_ *x, i
 /* Bytes of rows of k elements, gathered, and of two rows more (see moe_ukernel_). A few rows may be gathered as float,
    which takes no more: up to `rows_short`, four bytes and more are an element's share of a piece. */
 MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(&group->kernels, group->panel, rows)));
-  return moe_mul_(moe_add_(blocks, 2), group->kernels.kc_bytes[group->panel]);
+  const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(group->kernels, group->panel, rows)));
+  return moe_mul_(moe_add_(blocks, 2), group->kernels->gemm->blocking.kc_bytes[group->panel]);
 }
 
 /* Floats that sums take: whole lines. */
@@ -77,7 +77,7 @@ MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15)
 /* One worker's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_scratch_ moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_scratch_ scratch = {0};
-  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffers_bytes_(&group->kernels, group->panel));
+  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffers_bytes_(group->kernels, group->panel));
   scratch.a_packed = (char *)moe_take_(arena, group->room);
   return scratch;
 }
@@ -167,7 +167,7 @@ MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const
    meanwhile. */
 MOE_FN void moe_group_multiply_(const moe_group_ *group, const moe_scratch_ *scratch, moe_a_ *a, const moe_b_ *b,
                                 const moe_prefetch_ *next, const moe_epilogue_ *results) {
-  const moe_gemm_ m = {&group->kernels, group->product, a, b, scratch->c, scratch->b_buffer, next, results};
+  const moe_gemm_ m = {group->kernels, group->product, a, b, scratch->c, scratch->b_buffer, next, results};
   moe_multiply_(&m);
   a->cached = a->keep;
 }

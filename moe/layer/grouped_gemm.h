@@ -136,8 +136,8 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows,
   const int32_t *index = scatters ? args->gather_indices + pos : NULL;
   char *dst = moe_grouped_out_(g) + (scatters ? 0 : pos * stride) + at * g->size;
   for (int64_t i = 0; i < rows && forward && args->topk_weights; i++) /* with permute_y only */
-    g->group.kernels.scale_row(c + i * MOE_NR, args->topk_weights[index[i]], n);
-  moe_store_rows_prefetched_(&g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
+    g->group.kernels->vec->scale_row(c + i * MOE_NR, args->topk_weights[index[i]], n);
+  moe_store_rows_prefetched_(g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
 }
 
 MOE_FN void moe_grouped_epilogue_(void *arg, const moe_products_ *p) {

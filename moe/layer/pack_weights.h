@@ -102,7 +102,7 @@ MOE_FN moe_b_ moe_weight_b_(const moe_packed_ *p, const void *weight, const void
 }
 
 typedef struct moe_pack_job_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_packed_ packed;
   const moe_pack_weights_args *args;
 } moe_pack_job_;
@@ -114,7 +114,7 @@ MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
                b = moe_b_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
   (void)worker;
-  moe_pack_b_(&job->kernels, p->panel, &b, 0, p->k, panel);
+  moe_pack_b_(job->kernels, p->panel, &b, 0, p->k, panel);
 }
 
 MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_weights_args *args) {

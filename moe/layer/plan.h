@@ -145,8 +145,8 @@ MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, c
       plan->run[row] = run;
       plan->affinity[row] = 1.0f;
       if (affinities)
-        moe_load_row_(kernels, affinity_dtype, &plan->affinity[row], affinities + (token * layer->E + expert) * size,
-                      1);
+        moe_load_row_(kernels->vec, affinity_dtype, &plan->affinity[row],
+                      affinities + (token * layer->E + expert) * size, 1);
       plan->order[plan->chunk_first[chunk] + by_chunk[chunk]++] = (int32_t)row;
     }
   }

@@ -21,9 +21,9 @@ MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const 
   float sum = 0.0f, x[MOE_NR], y[MOE_NR];
   for (int64_t i = 0; i < n; i += MOE_NR) {
     const int64_t count = moe_min_(MOE_NR, n - i);
-    moe_load_row_(kernels, a_dtype, x, a + i * moe_dtype_bytes_(a_dtype), count);
-    moe_load_row_(kernels, b_dtype, y, b + i * moe_dtype_bytes_(b_dtype), count);
-    sum = sum + kernels->dot(x, y, count);
+    moe_load_row_(kernels->vec, a_dtype, x, a + i * moe_dtype_bytes_(a_dtype), count);
+    moe_load_row_(kernels->vec, b_dtype, y, b + i * moe_dtype_bytes_(b_dtype), count);
+    sum = sum + kernels->vec->dot(x, y, count);
   }
   return sum;
 }
@@ -33,12 +33,12 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   const moe_blockwise_layer *l = &call->layer;
   const char *output_grad = stage->output_grad + call->plan.token[row] * l->H * call->size;
   if (stage->down_checkpoint)
-    return moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->checkpoint_dtype,
+    return moe_dot_rows_(call->group.kernels, call->dtype, output_grad, call->checkpoint_dtype,
                          stage->down_checkpoint + call->plan.slot[row] * l->H * call->checkpoint_size, l->H);
   float sum = 0.0f;
   for (int64_t i = 0; i < stage->dots && stage->dot; i++) sum = sum + stage->dot[row * stage->dots + i];
   if (stage->bias_term)
-    sum = sum + moe_dot_rows_(&call->group.kernels, call->dtype, output_grad, call->dtype,
+    sum = sum + moe_dot_rows_(call->group.kernels, call->dtype, output_grad, call->dtype,
                               (const char *)l->down_proj_bias + expert * l->H * call->size, l->H);
   return sum;
 }
@@ -53,7 +53,7 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *work
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
   for (int64_t t = 0; t < call->layer.T; t++)
-    moe_store_sum_(&call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size,
+    moe_store_sum_(call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size,
                    call->affinity_dtype, column + t, 1, (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
 }
 
@@ -68,11 +68,11 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_worker_ *worke
   (void)worker;
   const int64_t n = moe_min_(MOE_NR, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
-    moe_load_row_(&call->group.kernels, call->dtype, x,
+    moe_load_row_(call->group.kernels->vec, call->dtype, x,
                   stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
-    call->group.kernels.add_scaled(sum, x, scaled ? call->plan.affinity[row] : 1.0f, n);
+    call->group.kernels->vec->add_scaled(sum, x, scaled ? call->plan.affinity[row] : 1.0f, n);
   }
-  moe_store_sum_(&call->group.kernels,
+  moe_store_sum_(call->group.kernels,
                  stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype,
                  sum, n, (stage->accumulate & MOE_ACCUMULATE_DOWN_BIAS_GRAD) != 0);
 }

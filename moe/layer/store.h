@@ -28,7 +28,7 @@ MOE_FN void moe_store_rows_prefetched_(const moe_kernels *kernels, moe_dtype dty
     char *next = index ? dst : dst + now * stride;
     const int32_t *next_index = index ? index + now : NULL;
     moe_prefetch_to_write_(next, stride, next_index, moe_min_(rows - now, MOE_STORE_ROWS_AT_ONCE), bytes);
-    kernels->store_rows[dtype](dst, stride, index, src, now, n);
+    kernels->vec->store_rows[dtype](dst, stride, index, src, now, n);
     dst = next;
     index = next_index;
   }
@@ -41,8 +41,8 @@ MOE_FN void moe_store_rows_nt_(const moe_kernels *kernels, moe_dtype dtype, char
   for (int64_t i = 0, now; i < rows; i += now, src += now * MOE_NR) {
     MOE_LINE_ALIGNED char chunk[MOE_STORE_ROWS_AT_ONCE * MOE_NR_BYTES_];
     now = moe_min_(rows - i, MOE_STORE_ROWS_AT_ONCE);
-    kernels->store_rows[dtype](chunk, bytes, NULL, src, now, n);
-    for (int64_t r = 0; r < now; r++, dst += stride) kernels->copy_nt(dst, chunk + r * bytes, bytes);
+    kernels->vec->store_rows[dtype](chunk, bytes, NULL, src, now, n);
+    for (int64_t r = 0; r < now; r++, dst += stride) kernels->vec->copy_nt(dst, chunk + r * bytes, bytes);
   }
 }
 
@@ -51,8 +51,8 @@ MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *
                             int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; i++) {
     float old[MOE_NR];
-    moe_load_row_(kernels, dtype, old, stored + i * stride, n);
-    kernels->add_scaled(sum + i * MOE_NR, old, 1.0f, n);
+    moe_load_row_(kernels->vec, dtype, old, stored + i * stride, n);
+    kernels->vec->add_scaled(sum + i * MOE_NR, old, 1.0f, n);
   }
 }
 

@@ -63,9 +63,9 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
 MOE_FN void moe_weight_grad_pack_(const moe_group_ *group, const moe_mx_round_ *round, const moe_rows_ *rows,
                                   moe_dtype dtype, int64_t count, int64_t n, char *panel) {
   if (round)
-    moe_mx_round_rows_(&group->kernels, round, rows, dtype, count, n, group->panel, panel);
+    moe_mx_round_rows_(group->kernels, round, rows, dtype, count, n, group->panel, panel);
   else
-    group->kernels.pack_rows[group->panel][dtype](panel, 0, MOE_NR, rows, count, n);
+    group->kernels->gemm->pack_rows[group->panel][dtype](panel, 0, MOE_NR, rows, count, n);
 }
 
 /* n <= 64 columns of y as a panel. */
@@ -90,7 +90,8 @@ MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels,
     char *panel = a->packed ? to + moe_panel_bytes_(kind, at) : room;
     moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, a->rows, panel);
     if (a->packed) continue;
-    moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4, kernels->kc_bytes[kind]);
+    moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4,
+                         kernels->gemm->blocking.kc_bytes[kind]);
   }
   moe_fpenv_restore_(saved);
 }
@@ -113,7 +114,7 @@ MOE_FN moe_a_ moe_weight_grad_a_(const moe_weight_grad_ *stage, const moe_scratc
   moe_a_ a = {0};
   a.rows = n;
   a.a_packed = scratch->a_packed;
-  a.packed = stage->group->kernels.ukernel_packed_a[stage->group->panel] != NULL;
+  a.packed = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] != NULL;
   a.gather = moe_weight_grad_pack_a_;
   a.reads = moe_weight_grad_a_reads_;
   a.source = stage;
@@ -144,7 +145,7 @@ MOE_FN int moe_weight_grad_alone_(const moe_weight_grad_ *stage) { return !stage
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
 MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
-  const int can = stage->group->kernels.ukernel_packed_a[stage->group->panel] && moe_weight_grad_alone_(stage);
+  const int can = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] && moe_weight_grad_alone_(stage);
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
   return can && fits;
 }
@@ -168,7 +169,7 @@ MOE_FN int moe_weight_grad_unread_(const moe_weight_grad_ *stage) {
 /* A panel of them from its products; the product has fetched what is read. */
 MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
                                    int64_t n, float *c) {
-  const moe_kernels *kernels = &stage->group->kernels;
+  const moe_kernels *kernels = stage->group->kernels;
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
   char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
   if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
@@ -176,7 +177,7 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
     moe_store_rows_nt_(kernels, stage->dtype, dst, stride, c, rows, n);
     return;
   }
-  kernels->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
+  kernels->vec->store_rows[stage->dtype](dst, stride, NULL, c, rows, n);
   for (int64_t i = 0; i < rows && n0 == 0 && stage->blank && !stage->accumulate; i++)
     memset(dst + i * stride - stage->blank * size, 0, (size_t)(stage->blank * size));
 }
@@ -224,7 +225,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_sc
     moe_weight_grad_b_(stage, expert, stage->blank + at, moe_min_(MOE_NR, stage->n - at), y + j * bytes);
   }
   const moe_b_ b = moe_b_packed_(y, bytes, moe_min_(panels * MOE_NR, stage->n - n0), k);
-  const int64_t kc = moe_min_(k, moe_kc_(&stage->group->kernels, stage->group->panel, MOE_MC, k));
+  const int64_t kc = moe_min_(k, moe_kc_(stage->group->kernels, stage->group->panel, MOE_MC, k));
   for (int64_t m0 = stage->m_from; m0 < stage->m_to; m0 += MOE_NR) {
     const int64_t rows = moe_min_(MOE_NR, stage->m_to - m0);
     const moe_a_ then =

@@ -163,7 +163,7 @@ MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_
   return MOE_K(special_fp8)(outside);
 }
 
-#if MOE_BF16_BY_MODE
+#if MOE_VECTORS
 /* What a stream needs of fp8 (see format.inl): the plain way or, where a code wants the general one, none. */
 MOE_INLINE int MOE_K(small_m_load_fp8)(const moe_small_m_ *s, const char *src, MOE_V(f) * b) {
   const moe_element_format_ f = *s->format;

@@ -17,7 +17,7 @@ enum {
 };
 
 typedef struct moe_convert_job_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_convert_ convert;
   int nt; /* see MOE_NT_MIN_BYTES */
 } moe_convert_job_;
@@ -26,11 +26,11 @@ MOE_FN void moe_convert_step_(const moe_convert_job_ *job, char *dst, const char
   const moe_convert_ *c = &job->convert;
   float *out = (float *)(void *)dst;
   if (c->from == MOE_DTYPE_F32) {
-    moe_store_row_(&job->kernels, c->to, dst, (const float *)(const void *)src, n);
+    moe_store_row_(job->kernels->vec, c->to, dst, (const float *)(const void *)src, n);
     return;
   }
-  moe_load_row_(&job->kernels, c->from, out, src, n);
-  moe_store_row_(&job->kernels, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
+  moe_load_row_(job->kernels->vec, c->from, out, src, n);
+  moe_store_row_(job->kernels->vec, MOE_DTYPE_F32, out, out, n); /* NaN becomes the canonical one */
 }
 
 /* Elements [at, at+n), the lines of `fetch` being fetched beside. */
@@ -45,7 +45,7 @@ MOE_FN void moe_convert_chunk_(const moe_convert_job_ *job, int64_t at, int64_t 
     for (int64_t line = 0; line < now * from; line += 64) moe_prefetch_next_(&prefetch);
     moe_convert_step_(job, dst + i * to, c->src + (at + i) * from, now);
   }
-  if (job->nt) job->kernels.copy_nt(c->dst + at * to, chunk, n * to);
+  if (job->nt) job->kernels->vec->copy_nt(c->dst + at * to, chunk, n * to);
 }
 
 MOE_FN void moe_convert_item_(void *arg, int64_t item, moe_worker_ *worker) {

@@ -37,7 +37,7 @@ MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
 
 /* One conversion of n elements, a piece at a time: from float, or to it where `codes` has any. */
 typedef struct moe_element_job_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_element_format_ format;
   moe_cast_ cast;
   int64_t n;
@@ -55,10 +55,10 @@ MOE_FN void moe_element_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   const int64_t code = moe_element_bytes_(at, job->format.bits);
   (void)worker;
   if (job->codes)
-    job->kernels.load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
+    job->kernels->quant->load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
   else
-    job->kernels.store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
-                                                      &job->cast);
+    job->kernels->quant->store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
+                                                              &job->cast);
 }
 
 MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {

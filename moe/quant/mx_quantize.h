@@ -10,7 +10,7 @@ enum {
 
 /* A line is a row of codes: a row of the plain tensor or, transposed, a column. */
 typedef struct moe_mx_quantize_job_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_element element;
   moe_element_format_ format;
   moe_numbers_ numbers;
@@ -100,8 +100,8 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
 MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, moe_dtype dtype, const char *from, int64_t n, uint8_t *codes,
                           uint8_t *scale) {
   float x[MOE_MX_GROUP_];
-  moe_load_row_(&job->kernels, dtype, x, from, n);
-  uint32_t amax = job->kernels.magnitude[MOE_DTYPE_F32](x, n);
+  moe_load_row_(job->kernels->vec, dtype, x, from, n);
+  uint32_t amax = job->kernels->quant->magnitude[MOE_DTYPE_F32](x, n);
   const int special = amax >= 0x7f800000u;
   if (special) amax = moe_mx_finite_magnitude_(x, n);
   const uint32_t byte = moe_mx_scale_byte_(&job->numbers.rule, amax);
@@ -110,18 +110,18 @@ MOE_FN void moe_mx_group_(const moe_mx_quantize_job_ *job, moe_dtype dtype, cons
     memset(x, 0, (size_t)n * sizeof *x);
     *scale = 255;
   } else {
-    job->kernels.scale_row(x, moe_e8m0_(254 - byte), n);
+    job->kernels->vec->scale_row(x, moe_e8m0_(254 - byte), n);
   }
-  job->kernels.store_codes[moe_wide_(&job->format)](codes, x, n, &job->format, &job->cast);
+  job->kernels->quant->store_codes[moe_wide_(&job->format)](codes, x, n, &job->format, &job->cast);
 }
 
 /* Likewise. */
 MOE_FN void moe_mx_group_from_(const moe_mx_quantize_job_ *job, moe_dtype dtype, char *to, int64_t n,
                                const uint8_t *codes, const uint8_t *scale) {
   float x[MOE_MX_GROUP_];
-  job->kernels.load_codes[moe_wide_(&job->format)](x, codes, n, &job->format);
-  job->kernels.scale_row(x, moe_e8m0_(*scale), n);
-  moe_store_row_(&job->kernels, dtype, to, x, n);
+  job->kernels->quant->load_codes[moe_wide_(&job->format)](x, codes, n, &job->format);
+  job->kernels->vec->scale_row(x, moe_e8m0_(*scale), n);
+  moe_store_row_(job->kernels->vec, dtype, to, x, n);
 }
 
 /* n elements of a line from a multiple of 32 on: where they are, plain and as codes, and where they go. To codes, what
@@ -156,11 +156,11 @@ MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_pa
     const int64_t code = moe_element_bytes_(i, job->format.bits), scale = i / MOE_MX_GROUP_;
     const int64_t groups = (part->n - i) / MOE_MX_GROUP_, left = moe_min_(MOE_MX_GROUP_, part->n - i);
     if (job->decode)
-      done = job->kernels.dequantize_groups[part->dtype](part->to + i * size, part->codes + code, part->scales + scale,
-                                                         groups, &job->numbers);
+      done = job->kernels->quant->dequantize_groups[part->dtype](part->to + i * size, part->codes + code,
+                                                                 part->scales + scale, groups, &job->numbers);
     else
-      done = job->kernels.quantize_groups[part->dtype](part->to_codes + code, part->to_scales + scale,
-                                                       part->from + i * size, groups, &job->numbers, &part->fetch);
+      done = job->kernels->quant->quantize_groups[part->dtype](
+          part->to_codes + code, part->to_scales + scale, part->from + i * size, groups, &job->numbers, &part->fetch);
     if (done > 0) continue;
     done = 1;
     if (job->decode)
@@ -212,15 +212,15 @@ MOE_EITHER void moe_mx_chunk_(const moe_mx_quantize_job_ *job, const moe_mx_stra
   if (job->nt) part.to = (char *)chunk, part.to_codes = chunk;
   moe_mx_convert_(job, &part);
   if (!job->nt) return;
-  job->kernels.copy_nt(leaves, chunk, job->decode ? n * job->size : moe_element_bytes_(n, job->format.bits));
+  job->kernels->vec->copy_nt(leaves, chunk, job->decode ? n * job->size : moe_element_bytes_(n, job->format.bits));
 }
 
 /* n plain elements, contiguous, to or from x. */
 MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at, int64_t n, int store) {
   if (store)
-    moe_store_row_(&job->kernels, job->dtype, job->to + at * job->size, x, n);
+    moe_store_row_(job->kernels->vec, job->dtype, job->to + at * job->size, x, n);
   else
-    moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
+    moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
 }
 
 /* A square of at most 64 lines and 64 elements. */
@@ -228,7 +228,7 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
   float rows[MOE_NR * MOE_NR] = {0}, columns[MOE_NR * MOE_NR] = {0};
   if (!job->decode) {
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_NR, (at + i) * job->lines + line, lines, 0);
-    job->kernels.transpose_tile(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, n, lines);
+    job->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, n, lines);
   }
   for (int64_t j = 0; j < lines; j++) {
     moe_mx_part_ part = moe_mx_part_of_(job, MOE_DTYPE_F32, line + j, at, n);
@@ -237,7 +237,7 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
     moe_mx_convert_(job, &part);
   }
   if (job->decode) {
-    job->kernels.transpose_tile(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, lines, n);
+    job->kernels->vec->transpose_words(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, lines, n);
     for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_NR, (at + i) * job->lines + line, lines, 1);
   }
 }

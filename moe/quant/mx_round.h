@@ -34,14 +34,14 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
 /* One group, of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
-  uint32_t amax = kernels->magnitude[MOE_DTYPE_F32](x, n);
+  uint32_t amax = kernels->quant->magnitude[MOE_DTYPE_F32](x, n);
   if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
-  const int nan = r->format.nan == 0 && kernels->magnitude[MOE_DTYPE_F32](x, n) >= 0x7f800000u;
+  const int nan = r->format.nan == 0 && kernels->quant->magnitude[MOE_DTYPE_F32](x, n) >= 0x7f800000u;
   const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(&r->rule, amax);
-  kernels->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
-  kernels->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
-  kernels->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
-  kernels->scale_row(x, moe_e8m0_(byte), n);
+  kernels->vec->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
+  kernels->quant->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
+  kernels->quant->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
+  kernels->vec->scale_row(x, moe_e8m0_(byte), n);
 }
 
 MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
@@ -52,8 +52,8 @@ MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r
 MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
   moe_fp16 fitted[MOE_NR];
   for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_NR) {
-    moe_store_row_(kernels, dtype, fitted, x + i, moe_min_(MOE_NR, n - i));
-    moe_load_row_(kernels, dtype, x + i, fitted, moe_min_(MOE_NR, n - i));
+    moe_store_row_(kernels->vec, dtype, fitted, x + i, moe_min_(MOE_NR, n - i));
+    moe_load_row_(kernels->vec, dtype, x + i, fitted, moe_min_(MOE_NR, n - i));
   }
 }
 
@@ -63,9 +63,9 @@ MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ 
   float rows[MOE_NR * MOE_NR], columns[MOE_NR * MOE_NR];
   memcpy(rows, panel, (size_t)(k * MOE_NR) * sizeof *rows);
   memset(rows + k * MOE_NR, 0, sizeof rows - (size_t)(k * MOE_NR) * sizeof *rows);
-  kernels->transpose_tile(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, k, MOE_NR);
+  kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, k, MOE_NR);
   for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_NR, k);
-  kernels->transpose_tile(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, MOE_NR, k);
+  kernels->vec->transpose_words(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, MOE_NR, k);
   memcpy(panel, rows, (size_t)(k * MOE_NR) * sizeof *rows);
   moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);
 }
@@ -78,10 +78,10 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
     const int64_t count = moe_min_(MOE_MX_GROUP_, k - at);
     char *to = panel + moe_panel_bytes_(kind, at);
     const moe_rows_ part = moe_rows_from_(rows, at);
-    kernels->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_NR, &part, count, n);
+    kernels->gemm->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_NR, &part, count, n);
     moe_mx_round_panel_(kernels, r, dtype, group, count);
     if (kind == MOE_PANEL_PAIRS)
-      kernels->pair_panel(to, group, count);
+      kernels->gemm->pair_panel(to, group, count);
     else
       memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
   }
@@ -151,10 +151,10 @@ MOE_FN void moe_round_tensor_group_(const moe_round_tensor_ *r, const char *from
   int64_t element[MOE_MX_GROUP_];
   for (int64_t i = 0; i < n; i++) {
     element[i] = moe_mx_element_(r->layout, r->parts, r->length, first + i) * size;
-    moe_load_row_(r->kernels, r->dtype, x + i, from + element[i], 1);
+    moe_load_row_(r->kernels->vec, r->dtype, x + i, from + element[i], 1);
   }
   moe_mx_round_group_(r->kernels, r->round, x, n);
-  for (int64_t i = 0; i < n; i++) moe_store_row_(r->kernels, r->dtype, to + element[i], x + i, 1);
+  for (int64_t i = 0; i < n; i++) moe_store_row_(r->kernels->vec, r->dtype, to + element[i], x + i, 1);
 }
 
 MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_worker_ *worker) {
@@ -170,9 +170,9 @@ MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_worker_ *worker)
       moe_round_tensor_group_(r, from, to, at, n);
       continue;
     }
-    moe_load_row_(r->kernels, r->dtype, x, from + at * size, n);
+    moe_load_row_(r->kernels->vec, r->dtype, x, from + at * size, n);
     moe_mx_round_row_(r->kernels, r->round, x, n);
-    moe_store_row_(r->kernels, r->dtype, to + at * size, x, n);
+    moe_store_row_(r->kernels->vec, r->dtype, to + at * size, x, n);
   }
 }
 

@@ -3,7 +3,7 @@
 #define MOE_QUANT_SCALED_QUANTIZE_H
 
 typedef struct moe_scaled_job_ {
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_element_format_ format;
   moe_cast_ cast;
   moe_numbers_ numbers;
@@ -49,9 +49,9 @@ MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, i
 MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
   const int64_t at = row * job->columns + column;
   if (job->decode)
-    job->kernels.load_codes[1](x, job->codes + at, n, &job->format);
+    job->kernels->quant->load_codes[1](x, job->codes + at, n, &job->format);
   else
-    moe_load_row_(&job->kernels, job->dtype, x, job->from + at * job->size, n);
+    moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
 }
 
 /* Bytes of n elements of the result. */
@@ -60,9 +60,9 @@ MOE_FN int64_t moe_scaled_bytes_(const moe_scaled_job_ *job, int64_t n) { return
 /* n elements of the result, from x. */
 MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *to, int64_t n) {
   if (job->decode)
-    moe_store_row_(&job->kernels, job->dtype, to, x, n);
+    moe_store_row_(job->kernels->vec, job->dtype, to, x, n);
   else
-    job->kernels.store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
+    job->kernels->quant->store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
 }
 
 /* The largest that is finite, of at most a strip. */
@@ -70,7 +70,7 @@ MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_are
                                       int64_t n) {
   float x[MOE_SCALED_STRIP_];
   const char *from = job->from + (row * job->columns + column) * job->size;
-  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels.magnitude[job->dtype](from, n);
+  const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels->quant->magnitude[job->dtype](from, n);
   if (most < 0x7f800000u) return most;
   a->numbers = 0;
   moe_scaled_load_(job, x, row, column, n);
@@ -119,7 +119,7 @@ MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t 
     for (int64_t j = i; j < end; j++) factor[j] = value;
   }
   moe_scaled_load_(job, x, row, column, n);
-  job->kernels.multiply_row(x, factor, n);
+  job->kernels->vec->multiply_row(x, factor, n);
   moe_scaled_store_(job, x, to, n);
 }
 
@@ -141,18 +141,18 @@ MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ 
     const int64_t at = row * job->columns + column + i, groups = plain ? (n - i) / MOE_MX_GROUP_ : 0;
     char *out = to + moe_scaled_bytes_(job, i);
     if (job->decode) {
-      done = job->kernels.dequantize_groups[job->dtype](out, job->codes + at, NULL, groups, &q);
+      done = job->kernels->quant->dequantize_groups[job->dtype](out, job->codes + at, NULL, groups, &q);
     } else {
       const moe_prefetch_block_ fetch = moe_scaled_prefetch_(job, a, row, column + i - a->first);
-      done = job->kernels.quantize_groups[job->dtype]((uint8_t *)out, NULL, job->from + at * job->size, groups, &q,
-                                                      &fetch);
+      done = job->kernels->quant->quantize_groups[job->dtype]((uint8_t *)out, NULL, job->from + at * job->size, groups,
+                                                              &q, &fetch);
     }
     done *= MOE_MX_GROUP_;
     if (done > 0) continue;
     float x[MOE_MX_GROUP_];
     done = moe_min_(MOE_MX_GROUP_, n - i);
     moe_scaled_load_(job, x, row, column + i, done);
-    job->kernels.scale_row(x, factor, done);
+    job->kernels->vec->scale_row(x, factor, done);
     moe_scaled_store_(job, x, out, done);
   }
 }
@@ -171,7 +171,7 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
         moe_scaled_narrow_(job, row, column, n, to);
       else
         moe_scaled_wide_(job, a, row, column, n, to);
-      if (job->nt) job->kernels.copy_nt(out, chunk, moe_scaled_bytes_(job, n));
+      if (job->nt) job->kernels->vec->copy_nt(out, chunk, moe_scaled_bytes_(job, n));
     }
 }
 
@@ -251,7 +251,7 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   job->prefetch = job->numbers.prefetch_to * MOE_MX_GROUP_ * job->size;
   job->nt = moe_scaled_bytes_(job, moe_mul_(job->rows, job->columns)) >= MOE_NT_MIN_BYTES;
   if (job->nt) job->numbers.prefetch_to = 0;
-  job->kernels.load_codes[1](&job->largest, &most, 1, &job->format);
+  job->kernels->quant->load_codes[1](&job->largest, &most, 1, &job->format);
   job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
   job->spans = moe_ceil_div_(job->columns, job->span);
   const int64_t item = moe_max_(MOE_SCALED_ITEM_, moe_min_(MOE_SCALED_ITEM_MOST_, job->rows * job->columns / 256));

@@ -136,10 +136,12 @@ MOE_FN void moe_quantized_scale_sums_(const moe_quantized_ *q, const moe_kernels
   if (!moe_weight_scaled_after_(q->weight)) return;
   switch (q->weight->scaling) {
     case MOE_WEIGHT_COLUMN:
-      kernels->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n);
+      kernels->vec->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n);
       break;
-    case MOE_WEIGHT_COLUMN_PER_EXPERT: kernels->multiply_row(c, (const float *)q->weight->scales + whole, n); break;
-    default: kernels->scale_row(c, moe_quantized_scale_(q, expert, part, column, 0), n); break;
+    case MOE_WEIGHT_COLUMN_PER_EXPERT:
+      kernels->vec->multiply_row(c, (const float *)q->weight->scales + whole, n);
+      break;
+    default: kernels->vec->scale_row(c, moe_quantized_scale_(q, expert, part, column, 0), n); break;
   }
 }
 

@@ -42,8 +42,8 @@ MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
     for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(codes[e] + byte);
   }
   for (int64_t e = 0; e < p->elements; e++)
-    p->kernels->pack_words_row[moe_wide_(&p->q->format)](panel + e * MOE_NR + p->col, codes[e], shift[e], scale[e],
-                                                         p->count, p->width, &p->q->format);
+    p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + e * MOE_NR + p->col, codes[e], shift[e],
+                                                                scale[e], p->count, p->width, &p->q->format);
 }
 
 /* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
@@ -79,7 +79,7 @@ MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
     return;
   }
   const moe_codes_ codes = moe_patch_columns_(p, scale);
-  p->kernels->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
+  p->kernels->quant->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
 }
 
 /* Backward, by way of the forward's panel: 64 of the weight's columns at a time, transposed. */
@@ -93,7 +93,7 @@ MOE_FN void moe_patch_pack_transposed_(const moe_weight_patch_ *p, float *panel)
     part.count = n;
     part.transposed = 0;
     moe_patch_pack_down_(&part, rows);
-    p->kernels->transpose_tile(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_NR, n);
+    p->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_NR, n);
     memcpy(panel + at * MOE_NR, columns, (size_t)(n * MOE_NR) * sizeof *panel);
   }
 }
@@ -106,7 +106,7 @@ MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
     moe_patch_pack_transposed_(p, panel);
   } else {
     const moe_codes_ codes = moe_patch_columns_(p, NULL);
-    p->kernels->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
   }
 }
 
@@ -146,9 +146,9 @@ MOE_FN void moe_patch_scale_rows_(const moe_weight_patch_ *p, int64_t k, int64_t
     same = moe_patch_same_scales_(p, r, k);
     moe_patch_row_scales_(p, r, scale);
     if (bf16)
-      p->kernels->scale_to_bf16(rows, scale, same, n);
+      p->kernels->quant->scale_to_bf16(rows, scale, same, n);
     else
-      for (int64_t i = 0; i < same; i++) p->kernels->multiply_row(rows + i * MOE_NR, scale, n);
+      for (int64_t i = 0; i < same; i++) p->kernels->vec->multiply_row(rows + i * MOE_NR, scale, n);
   }
   moe_fpenv_restore_(saved);
 }
@@ -165,9 +165,9 @@ MOE_FN moe_codes_ moe_patch_scaled_codes_(const moe_weight_patch_ *p) {
 MOE_FN void moe_patch_pack_scaled_(const moe_weight_patch_ *p, float *panel) {
   const moe_codes_ codes = moe_patch_scaled_codes_(p);
   if (p->transposed)
-    p->kernels->pack_codes_columns[1](panel, &codes);
+    p->kernels->quant->pack_codes_columns[1](panel, &codes);
   else
-    p->kernels->pack_codes_rows[1](panel, &codes);
+    p->kernels->quant->pack_codes_rows[1](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_patch_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
@@ -186,7 +186,8 @@ MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
 MOE_FN void moe_patch_pack_pairs_(const moe_weight_patch_ *p, void *pairs) {
   const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
   const moe_codes_ codes = mx ? moe_patch_columns_(p, NULL) : moe_patch_scaled_codes_(p);
-  (mx != p->transposed ? p->kernels->pack_pairs_columns : p->kernels->pack_pairs_rows)[wide](pairs, &codes);
+  (mx != p->transposed ? p->kernels->quant->pack_pairs_columns : p->kernels->quant->pack_pairs_rows)[wide](pairs,
+                                                                                                           &codes);
 }
 
 MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, moe_panel_kind_ kind, char *panel) {
@@ -253,7 +254,7 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
     codes[part].prefetch = patch.width * codes[part].stride;
   }
   small_m->parts = b->parts;
-  kernels->small_m_codes[moe_wide_(&q->format)](small_m, codes);
+  kernels->quant->small_m_codes[moe_wide_(&q->format)](small_m, codes);
 }
 
 /* Where it lies, unless the words of its columns lie scattered. */

@@ -12,7 +12,7 @@ int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B) {
 
 typedef struct moe_route_ {
   const moe_route_blocks_args *args;
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_dtype dtype; /* of the affinities */
   int64_t capacity, chunks;
   int by_weight;
@@ -117,7 +117,7 @@ MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
       const int32_t e = args->expert_index[t * K + k];
       if (e < 0) continue;
       const float *weight = args->expert_weights + t * K + k;
-      moe_store_row_(&route->kernels, route->dtype, moe_route_affinity_(route, t, e), weight, 1);
+      moe_store_row_(route->kernels->vec, route->dtype, moe_route_affinity_(route, t, e), weight, 1);
       route->pair[next[e]++] = moe_rank_(*weight, t);
     }
   }

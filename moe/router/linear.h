@@ -45,8 +45,8 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_worker_ *worker) {
                 from = item % pieces * MOE_PACK_CHUNK_;
   const int64_t at = panel * MOE_NR, n = moe_min_(MOE_NR, w->E - at);
   const moe_rows_ rows = {w->data + from * row + at * size, row, NULL};
-  w->kernels->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_NR, 0, MOE_NR, &rows,
-                                                 moe_min_(MOE_PACK_CHUNK_, w->H - from), n);
+  w->kernels->gemm->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_NR, 0, MOE_NR, &rows,
+                                                       moe_min_(MOE_PACK_CHUNK_, w->H - from), n);
 }
 
 /* Rows [first, first+count) of a [.,n] matrix. */
@@ -57,7 +57,7 @@ MOE_FN void moe_router_a_(moe_a_ *a, const void *data, moe_dtype dtype, int64_t 
 }
 
 /* Bytes from a row of a product to the next, gathered. */
-MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->kc_bytes[MOE_PANEL_F32]; }
+MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->gemm->blocking.kc_bytes[MOE_PANEL_F32]; }
 
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
 MOE_FN int64_t moe_router_items_(int64_t T) { return moe_ceil_div_(T, MOE_ROUTER_ROWS_); }
@@ -82,8 +82,8 @@ MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64
   const moe_router_weight_ *w = p->weight;
   const int64_t size = moe_dtype_bytes_(p->dtype), stride = moe_router_weight_columns_(w) * size;
   float bias[MOE_NR];
-  if (p->bias) moe_load_row_(w->kernels, w->dtype, bias, p->bias + at * moe_dtype_bytes_(w->dtype), n);
-  for (int64_t i = 0; i < rows && p->bias; i++) w->kernels->add_scaled(c + i * MOE_NR, bias, 1.0f, n);
+  if (p->bias) moe_load_row_(w->kernels->vec, w->dtype, bias, p->bias + at * moe_dtype_bytes_(w->dtype), n);
+  for (int64_t i = 0; i < rows && p->bias; i++) w->kernels->vec->add_scaled(c + i * MOE_NR, bias, 1.0f, n);
   moe_store_sums_(w->kernels, p->out + first * stride + at * size, stride, p->dtype, c, rows, n, p->accumulate);
 }
 
@@ -143,7 +143,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const
   ukernel.add = 1;
   ukernel.prefetches = NULL;
   ukernel.to.base = NULL;
-  kernels->ukernel[MOE_PRODUCT_F32](&ukernel);
+  kernels->gemm->ukernel[MOE_PRODUCT_F32](&ukernel);
 }
 
 /* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */
@@ -170,13 +170,14 @@ MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *me
     const int64_t n = moe_min_(MOE_XT_CHUNK_, g->T - t);
     for (int64_t i = 0; i < rows; i += MOE_NR) {
       const moe_rows_ source = {g->x + (t * g->H + h + i) * size, g->H * size, NULL};
-      g->kernels->pack_rows[MOE_PANEL_F32][g->dtype](dz, 0, MOE_NR, &source, n, moe_min_(MOE_NR, rows - i));
+      g->kernels->gemm->pack_rows[MOE_PANEL_F32][g->dtype](dz, 0, MOE_NR, &source, n, moe_min_(MOE_NR, rows - i));
       moe_transpose_panel_(g->kernels, MOE_PANEL_F32, (const char *)dz, n, MOE_NR, x + i / MOE_NR * a_floats,
                            moe_router_pitch_(g->kernels));
     }
     for (int64_t j = 0; j < columns; j += MOE_NR) {
       const moe_rows_ source = {(const char *)(g->dz + t * g->E + e + j), g->E * 4, NULL};
-      g->kernels->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_NR, &source, n, moe_min_(MOE_NR, columns - j));
+      g->kernels->gemm->pack_rows[MOE_PANEL_F32][MOE_DTYPE_F32](dz, 0, MOE_NR, &source, n,
+                                                                moe_min_(MOE_NR, columns - j));
       for (int64_t i = 0; i < rows; i += MOE_NR)
         moe_router_xt_tile_(g->kernels, x + i / MOE_NR * a_floats, dz, n,
                             c + (i / MOE_NR * MOE_XT_COLUMNS_ + j / MOE_NR) * square);

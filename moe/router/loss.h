@@ -18,7 +18,7 @@ typedef struct moe_loss_token_ {
 
 typedef struct moe_router_loss_ {
   const moe_router_loss_args *args;
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_score_function score_function;
   int64_t tokens;         /* T' */
   int64_t first, last;    /* the range of tokens at work */
@@ -54,9 +54,9 @@ MOE_FN float moe_log_(float x) {
 MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
                              float *slope) {
   if (loss->score_function == MOE_SCORE_SOFTMAX)
-    loss->kernels.exp_row(score, z, shift, n);
+    loss->kernels->router->exp_row(score, z, shift, n);
   else
-    loss->kernels.score_row(score, slope, z, loss->score_function, n);
+    loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
 }
 
 MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const float *z) {
@@ -72,8 +72,8 @@ MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const fl
 
 /* grad += d, n elements. */
 MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, int64_t n) {
-  loss->kernels.add_scaled(d, grad, 1.0f, n);
-  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, grad, d, n);
+  loss->kernels->vec->add_scaled(d, grad, 1.0f, n);
+  moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, grad, d, n);
 }
 
 /* ----------------------------------------------------------------------------------------------------- load balance */
@@ -177,7 +177,7 @@ MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {
   (void)item;
   (void)worker;
   if (loss->gain == NULL && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
-  moe_store_row_(&loss->kernels, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
+  moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
 }
 
 /* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */

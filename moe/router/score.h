@@ -60,7 +60,7 @@ MOE_FN float moe_sum_(const float *x, int64_t n) {
 
 /* y = e^(x - the largest x); the return value is their sum, by which they are yet to be divided. */
 MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
-  kernels->exp_row(y, x, moe_largest_(x, n), n);
+  kernels->router->exp_row(y, x, moe_largest_(x, n), n);
   return moe_sum_(y, n);
 }
 

@@ -5,7 +5,7 @@
 
 typedef struct moe_router_ {
   const moe_router_topk_args *args;
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_dtype dtype;
   int product; /* logits are to be computed */
   moe_router_weight_ weight;
@@ -26,7 +26,7 @@ MOE_FN moe_router_scratch_ moe_router_scratch_layout_(const moe_router_ *router,
   const moe_router_topk_args *args = router->args;
   moe_router_scratch_ scratch;
   scratch.c = (float *)moe_take_(arena, router->product ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  const int64_t a_packed = MOE_ROUTER_ROWS_ * moe_router_pitch_(&router->kernels);
+  const int64_t a_packed = MOE_ROUTER_ROWS_ * moe_router_pitch_(router->kernels);
   scratch.a_packed = (char *)moe_take_(arena, router->product ? a_packed : 0);
   scratch.scores = (float *)moe_take_(arena, args->E * 4);
   scratch.values = (float *)moe_take_(arena, args->E * 4);
@@ -58,11 +58,11 @@ MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_rout
   const float *scores = scratch->scores;
   *sum = 1.0f;
   if (moe_softmax_over_all_(config))
-    *sum = moe_softmax_terms_(&router->kernels, scratch->scores, z, args->E);
+    *sum = moe_softmax_terms_(router->kernels, scratch->scores, z, args->E);
   else if (config->score_function == MOE_SCORE_SOFTMAX)
     scores = z;
   else if (bias || config->num_groups)
-    router->kernels.score_row(scratch->scores, NULL, z, config->score_function, args->E);
+    router->kernels->router->score_row(scratch->scores, NULL, z, config->score_function, args->E);
   if (!bias && !config->num_groups) return z;
   for (int64_t e = 0; e < args->E; e++) {
     scratch->values[e] = scores[e] / *sum;
@@ -86,9 +86,9 @@ MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_scrat
   }
   if (over_all) return;
   if (config->score_function == MOE_SCORE_SOFTMAX)
-    moe_softmax_(&router->kernels, scratch->w, scratch->z, K);
+    moe_softmax_(router->kernels, scratch->w, scratch->z, K);
   else
-    router->kernels.score_row(scratch->w, NULL, scratch->z, config->score_function, K);
+    router->kernels->router->score_row(scratch->w, NULL, scratch->z, config->score_function, K);
 }
 
 MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_scratch_ *scratch, int64_t t) {
@@ -114,7 +114,7 @@ MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_scratc
     if (config->renormalize) scratch->w[k] = scratch->w[k] / divisor;
     scratch->w[k] = scratch->w[k] * factor;
   }
-  moe_store_row_(&router->kernels, MOE_DTYPE_F32, weights, scratch->w, K);
+  moe_store_row_(router->kernels->vec, MOE_DTYPE_F32, weights, scratch->w, K);
 }
 
 /* ------------------------------------------------------------------------------------------------------- all tokens */
@@ -170,7 +170,7 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
   /* A size is asked for before there are tensors: then H tells. */
   router.product = args->hidden_states || (sizes_only && args->H > 0);
   router.weight =
-      (moe_router_weight_){&router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
+      (moe_router_weight_){router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));

@@ -5,7 +5,7 @@
 
 typedef struct moe_router_bwd_ {
   const moe_router_topk_bwd_args *args;
-  moe_kernels kernels;
+  const moe_kernels *kernels;
   moe_dtype dtype, affinity_dtype, weight_grad_dtype;
   int dx, dw; /* which products are wanted */
   moe_router_weight_ weight;
@@ -27,8 +27,8 @@ MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_layout_(const moe_router_b
   const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
   moe_router_bwd_scratch_ scratch;
   scratch.c = (float *)moe_take_(arena, bwd->dx ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  scratch.a_packed = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * moe_router_pitch_(&bwd->kernels) : 0);
-  scratch.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(&bwd->kernels) : 0);
+  scratch.a_packed = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * moe_router_pitch_(bwd->kernels) : 0);
+  scratch.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(bwd->kernels) : 0);
   scratch.dz = (float *)moe_take_(arena, row);
   scratch.p = (float *)moe_take_(arena, row);
   scratch.row = (float *)moe_take_(arena, row);
@@ -78,7 +78,8 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
     if (args->weights_grad)
       scratch->dw[n] = args->weights_grad[t * args->K + k];
     else
-      moe_load_row_(&bwd->kernels, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size, 1);
+      moe_load_row_(bwd->kernels->vec, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size,
+                    1);
     n++;
   }
   return n;
@@ -95,12 +96,12 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
   const int softmax = config->score_function == MOE_SCORE_SOFTMAX, over_all = moe_softmax_over_all_(config);
   float dot = 0.0f;
   if (over_all) {
-    moe_softmax_(&bwd->kernels, scratch->p, z, E);
+    moe_softmax_(bwd->kernels, scratch->p, z, E);
     for (int64_t i = 0; i < n; i++) scratch->s[i] = scratch->p[scratch->expert[i]];
   } else if (softmax) {
-    moe_softmax_(&bwd->kernels, scratch->s, scratch->z, n);
+    moe_softmax_(bwd->kernels, scratch->s, scratch->z, n);
   } else {
-    bwd->kernels.score_row(scratch->s, scratch->slope, scratch->z, config->score_function, n);
+    bwd->kernels->router->score_row(scratch->s, scratch->slope, scratch->z, config->score_function, n);
   }
   const float divisor = moe_sum_(scratch->s, n) + config->renormalize_epsilon;
   for (int64_t i = 0; i < n; i++) {
@@ -128,11 +129,11 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
   float *out = args->logits_grad + t * E;
   if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
   if (accumulate)
-    moe_load_row_(&bwd->kernels, MOE_DTYPE_F32, scratch->row, out, E);
+    moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
   else
     memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
-  if (n > 0) bwd->kernels.add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
-  moe_store_row_(&bwd->kernels, MOE_DTYPE_F32, out, scratch->row, E);
+  if (n > 0) bwd->kernels->vec->add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
+  moe_store_row_(bwd->kernels->vec, MOE_DTYPE_F32, out, scratch->row, E);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -164,8 +165,9 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
   float sum[MOE_NR] = {0};
   (void)worker;
-  for (int64_t t = 0; t < args->T; t++) bwd->kernels.add_scaled(sum, args->logits_grad + t * args->E + at, 1.0f, n);
-  moe_store_sum_(&bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
+  for (int64_t t = 0; t < args->T; t++)
+    bwd->kernels->vec->add_scaled(sum, args->logits_grad + t * args->E + at, 1.0f, n);
+  moe_store_sum_(bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }
 
@@ -241,8 +243,7 @@ MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_
   bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
   bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
   bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
-  bwd->weight =
-      (moe_router_weight_){&bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
+  bwd->weight = (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
 }
 
 MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
@@ -257,7 +258,7 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
     const char *x = (const char *)args->hidden_states;
     char *out = (char *)args->router_weight_grad;
     bwd->xt =
-        (moe_router_xt_){&bwd->kernels,          args->T,    args->H, args->E, x, bwd->dtype, args->logits_grad, out,
+        (moe_router_xt_){bwd->kernels,           args->T,    args->H, args->E, x, bwd->dtype, args->logits_grad, out,
                          bwd->weight_grad_dtype, accumulate, panels};
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }

@@ -11,4 +11,13 @@
 #define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
 #define MOE_VF(op)   MOE_CAT(MOE_CAT(moe_##op##_, MOE_FORMAT), MOE_CAT(_, MOE_VOCABULARY))
 
+/* An instruction set's blocking numbers (gemm/blocking.h), and its vocabulary's. */
+#define MOE_N(name)          MOE_CAT(MOE_##name##_, MOE_ISA)
+#define MOE_VN(name)         MOE_CAT(MOE_##name##_, MOE_VOCABULARY)
+#define MOE_NR_VECTORS       MOE_VN(NR_VECTORS)
+#define MOE_PACKED_A         MOE_VN(PACKED_A)
+#define MOE_KC_BYTES         MOE_N(KC_BYTES)
+#define MOE_KC_SHORT_ROWS    MOE_N(KC_SHORT_ROWS)
+#define MOE_SMALL_M_ONE_DEEP MOE_VN(SMALL_M_ONE_DEEP)
+
 #endif

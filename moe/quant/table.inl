@@ -1,0 +1,29 @@
+/* The table of an instruction set's formats. MOE_GEMM_DOT: codes become panels of pairs, too. */
+
+#define MOE_MAGNITUDE_(name, type, NAME)  [MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_VOCABULARY),
+#define MOE_QUANTIZE_(name, type, NAME)   [MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_##name##_, MOE_VOCABULARY),
+#define MOE_DEQUANTIZE_(name, type, NAME) [MOE_DTYPE_##NAME] = MOE_CAT(moe_dequantize_groups_##name##_, MOE_VOCABULARY),
+
+static const moe_quant_table_ MOE_K(quant_table) = {
+    .load_codes = {MOE_V(load_codes_4), MOE_V(load_codes_8)},
+    .store_codes = {MOE_V(store_codes_4), MOE_V(store_codes_8)},
+    .magnitude = {MOE_DTYPE_LIST(MOE_MAGNITUDE_)},
+    .quantize_groups = {MOE_DTYPE_LIST(MOE_QUANTIZE_)},
+    .dequantize_groups = {MOE_DTYPE_LIST(MOE_DEQUANTIZE_)},
+    .pack_codes_rows = {MOE_V(pack_codes_rows_4), MOE_V(pack_codes_rows_8)},
+    .pack_codes_columns = {MOE_V(pack_codes_columns_4), MOE_V(pack_codes_columns_8)},
+    .pack_words_row = {MOE_V(pack_words_row_4), MOE_V(pack_words_row_8)},
+    .scale_to_bf16 = MOE_V(scale_to_bf16),
+#if MOE_GEMM_DOT
+    .pack_pairs_rows = {MOE_K(pack_pairs_rows_4), MOE_K(pack_pairs_rows_8)},
+    .pack_pairs_columns = {MOE_K(pack_pairs_columns_4), MOE_K(pack_pairs_columns_8)},
+#endif
+#if MOE_VECTORS
+    .small_m_fp8 = MOE_V(small_m_fp8),
+    .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
+#endif
+};
+
+#undef MOE_MAGNITUDE_
+#undef MOE_QUANTIZE_
+#undef MOE_DEQUANTIZE_
