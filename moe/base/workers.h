@@ -1,4 +1,4 @@
-/* The context at work: validation, and running work items on the caller's threads. */
+/* Runs work items on the caller's threads. */
 #ifndef MOE_BASE_WORKERS_H
 #define MOE_BASE_WORKERS_H
 
@@ -22,27 +22,31 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
   return MOE_OK;
 }
 
-/* The rows of a A that a worker has gathered: rows [first, first+rows) of stage `of`; NULL: none. */
-typedef struct moe_cached_ {
-  const void *of;
-  int64_t first, rows;
-} moe_cached_;
-
-/* What a work item is told beside its number. At any moment a worker is on one thread only, so a worker's scratch memory is
-   its own; `held` is what the item before left there, `ahead` what the worker's next item will read first. */
-typedef struct moe_worker_ {
-  int64_t index;
-  moe_cached_ cached;
-  moe_prefetch_ prefetch;
-} moe_worker_;
+struct moe_prefetch_; /* memory to fetch, see moe_first_reads_ */
+struct moe_worker_;
 
 /* One kind of work item. */
 typedef struct moe_work_ {
   int64_t count;
-  void (*run)(void *arg, int64_t item, moe_worker_ *worker);
+  void (*run)(void *arg, int64_t item, struct moe_worker_ *worker);
   void *arg;
-  void (*next_reads)(void *arg, int64_t item, moe_prefetch_ *prefetch); /* (optional) */
+  void (*first_reads)(void *arg, int64_t item, struct moe_prefetch_ *prefetch); /* (optional) what an item reads first */
 } moe_work_;
+
+/* What a worker's scratch memory still holds of an earlier item: elements [first, first+count) of what `owner` computes
+   there; NULL: nothing. */
+typedef struct moe_cached_ {
+  const void *owner;
+  int64_t first, count;
+} moe_cached_;
+
+/* A worker, as its items see it. It is on one thread at a time, so its scratch memory is its own. */
+typedef struct moe_worker_ {
+  int64_t index;
+  moe_cached_ cached;
+  const moe_work_ *next_work; /* of its next item; NULL: not known */
+  int64_t next_item;
+} moe_worker_;
 
 typedef struct moe_job_ {
   const moe_work_ *work;
@@ -77,8 +81,8 @@ MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t index, int64_t n) {
              : i;
 }
 
-/* Where a work looks ahead, a worker claims one item ahead, so that the item under way can have the next one's memory
-   fetched. At the end that leaves items with a worker while others have none: so only there. */
+/* Where items say what they read first, a worker claims its next item before it runs one, which can then prefetch for
+   the next. Elsewhere it does not: at the end a worker would keep an item that an idle one could run. */
 MOE_FN void moe_run_worker_(void *arg, int64_t index) {
   moe_job_ *job = (moe_job_ *)arg;
   const moe_fpenv_ saved = moe_fpenv_enter_();
@@ -87,13 +91,9 @@ MOE_FN void moe_run_worker_(void *arg, int64_t index) {
   worker.index = index;
   for (int64_t n = 1; item >= 0; n++) {
     const moe_work_ *work = moe_find_work_(job, &item);
-    const moe_prefetch_ nothing = {0};
-    worker.prefetch = nothing;
-    int64_t next = job->claims_next ? moe_claim_(job, index, n) : -1, inner = next;
-    if (next >= 0) {
-      const moe_work_ *after = moe_find_work_(job, &inner);
-      if (after->next_reads) after->next_reads(after->arg, inner, &worker.prefetch);
-    }
+    const int64_t next = job->claims_next ? moe_claim_(job, index, n) : -1;
+    worker.next_item = next;
+    worker.next_work = next >= 0 ? moe_find_work_(job, &worker.next_item) : NULL;
     work->run(work->arg, item, &worker);
     item = job->claims_next ? next : moe_claim_(job, index, n);
   }
@@ -118,7 +118,7 @@ MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
   job.works = works;
   job.items = 0;
   job.claims_next = 0;
-  for (int w = 0; w < works; w++) job.items += work[w].count, job.claims_next |= work[w].next_reads != NULL;
+  for (int w = 0; w < works; w++) job.items += work[w].count, job.claims_next |= work[w].first_reads != NULL;
   if (job.items == 0) return;
   job.workers = moe_min_(moe_workers_(ctx), job.items);
   job.schedule = ctx ? ctx->schedule : MOE_SCHEDULE_PING_PONG;

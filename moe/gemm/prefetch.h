@@ -112,6 +112,13 @@ MOE_FN void moe_prefetch_pace_(moe_prefetch_ *prefetch, int64_t steps, int64_t r
   if (prefetch->parts == 0) prefetch->block.at = NULL;
 }
 
+/* What the worker's next item reads first; nothing, if that is not known. */
+MOE_FN void moe_next_reads_(const moe_worker_ *worker, moe_prefetch_ *prefetch) {
+  const moe_work_ *work = worker->next_work;
+  memset(prefetch, 0, sizeof *prefetch);
+  if (work && work->first_reads) work->first_reads(work->arg, worker->next_item, prefetch);
+}
+
 /* Moves on to the next block. */
 MOE_INLINE void moe_prefetch_move_(moe_prefetch_ *prefetch) {
   prefetch->block.at += prefetch->wide * 64;

@@ -203,7 +203,11 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
   for (int64_t at = plan->chunk_first[patch.chunk], fetched = at, run_end; at < end; at = run_end) {
     run_end = moe_combine_run_end_(plan, at, end);
     fetched = moe_combine_prefetch_(stage, fetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &patch);
-    const moe_prefetch_ next = run_end < end ? moe_combine_run_reads_(stage, run_end, end, &patch) : worker->prefetch;
+    moe_prefetch_ next;
+    if (run_end < end)
+      next = moe_combine_run_reads_(stage, run_end, end, &patch);
+    else
+      moe_next_reads_(worker, &next);
     moe_combine_run_(stage, &scratch, at, run_end, &patch, &next);
   }
   for (int64_t p = 0; p < patch.panels && stage->output; p++) {

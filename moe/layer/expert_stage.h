@@ -34,7 +34,7 @@ MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, in
   stage->split = moe_group_split_(stage->group, panels, k, stage->sums);
 }
 
-MOE_FN void moe_expert_stage_next_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
+MOE_FN void moe_expert_stage_first_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
@@ -96,12 +96,14 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker)
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
+  moe_prefetch_ next;
+  moe_next_reads_(worker, &next);
   if (stage->begin) stage->begin(stage->arg, span, scratch.sum);
   for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
     const int64_t rows = moe_min_(step, end - first);
     moe_a_ a;
     moe_scratch_a_(stage->group, &scratch, &stage->a, first, rows, stage->a_dtype, 0, stage->k, &a);
-    moe_expert_stage_rows_(stage, &scratch, &a, first, &span, &worker->prefetch);
+    moe_expert_stage_rows_(stage, &scratch, &a, first, &span, &next);
   }
   if (stage->end) stage->end(stage->arg, span, scratch.sum);
 }
@@ -117,7 +119,7 @@ MOE_FN int moe_expert_stage_small_m_(const moe_expert_stage_ *stage) {
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {
   const moe_work_ work = {moe_split_items_(&stage->split), moe_expert_stage_item_, stage,
-                          moe_expert_stage_small_m_(stage) ? NULL : moe_expert_stage_next_reads_};
+                          moe_expert_stage_small_m_(stage) ? NULL : moe_expert_stage_first_reads_};
   return work;
 }
 

@@ -142,7 +142,7 @@ MOE_FN moe_scratch_ moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker
   moe_arena_ arena = {group->scratch + worker->index * group->scratch_bytes, 0};
   moe_scratch_ scratch = moe_scratch_layout_(group, &arena);
   const moe_cached_ none = {of, 0, 0};
-  if (worker->cached.of != of) worker->cached = none;
+  if (worker->cached.owner != of) worker->cached = none;
   scratch.cached = &worker->cached;
   scratch.sums = sums;
   scratch.sum = (float *)(void *)(scratch.a_packed + group->room) - moe_sums_whole_(sums);
@@ -156,9 +156,9 @@ MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const
   moe_a_from_rows_(a, rows, first, count, dtype, from, scratch->a_packed);
   const moe_scratch_parts_ share = moe_scratch_parts_of_(group, count, k, scratch->sums);
   a->keep = share.whole;
-  a->cached = a->keep && scratch->cached->first == first && scratch->cached->rows == count;
+  a->cached = a->keep && scratch->cached->first == first && scratch->cached->count == count;
   scratch->cached->first = first;
-  scratch->cached->rows = a->keep ? count : 0;
+  scratch->cached->count = a->keep ? count : 0;
   scratch->c = (float *)(void *)(scratch->a_packed + share.a_packed);
   scratch->products = share.products;
 }

@@ -254,15 +254,16 @@ MOE_FN void moe_weight_grad_item_reads_(void *arg, int64_t item, moe_prefetch_ *
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
   moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, NULL, 0);
+  moe_prefetch_ next;
   int64_t expert, n0;
+  moe_next_reads_(worker, &next);
   scratch.c = (float *)(void *)(scratch.a_packed + moe_a_packed_bytes_(stage->group, MOE_NR, 1));
   moe_weight_grad_split_(stage, item, &expert, &n0);
   const int64_t rows = moe_group_rows_(stage->group, expert);
   const int64_t end = moe_min_(stage->n, n0 + stage->wide * MOE_NR), panels = moe_ceil_div_(end - n0, MOE_NR);
   const int64_t step = moe_weight_grad_panels_(stage->group, rows, panels);
   for (; n0 < end; n0 += step * MOE_NR)
-    moe_weight_grad_columns_(stage, &scratch, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_NR)),
-                             &worker->prefetch);
+    moe_weight_grad_columns_(stage, &scratch, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_NR)), &next);
 }
 
 /* The group's rows must be known. */
