@@ -2,7 +2,8 @@
 #ifndef MOE_DISPATCH_H
 #define MOE_DISPATCH_H
 
-static const moe_core_ moe_core_intel_ = {0, 0}, moe_core_other_ = {1, 1};
+static const moe_core_ moe_core_intel_ = {0, 1, 1},
+                       moe_core_other_ = {1, MOE_SMALL_M_TWO_ROWS, MOE_SMALL_M_TWO_ROWS_16BIT};
 
 /* Entries in the order of MOE_ISA_LIST; last AVX512BF16 whose bf16 products are fused multiply-adds. */
 enum { MOE_KERNELS_FMA_ = MOE_ISA_COUNT_, MOE_KERNELS_COUNT_ };

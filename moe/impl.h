@@ -91,7 +91,12 @@ MOE_TARGET_END
 MOE_QUICK_BEGIN
 
 #include "gemm/operand.h"
-#include "gemm/kc_block.h"
+#include "gemm/pack_a.h"
+#include "gemm/pack_b.h"
+#include "gemm/epilogue.h"
+#include "gemm/gemm.h"
+#include "gemm/lookahead.h"
+#include "gemm/small_m.h"
 #include "gemm/macro_kernel.h"
 
 #include "layer/store.h"

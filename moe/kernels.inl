@@ -66,7 +66,6 @@ MOE_QUICK_END
 #if MOE_VECTORS
 MOE_SCHEDULED_BEGIN
 #include "gemm/ukernel_pack_b.inl"
-#include "gemm/ukernel_overlap.inl"
 MOE_SCHEDULED_END
 #endif
 

@@ -1,4 +1,4 @@
-/* What is fetched ahead, which no result shows, so that the test is of the library's inside: every line that the rows
+/* What is prefetched, which no result shows, so that the test is of the library's inside: every line that the rows
    touch, wherever they begin and however many steps there are; and runs of panels as equal as can be. */
 #define MOE_IMPLEMENTATION
 #include "support/test.h"
@@ -12,20 +12,21 @@ typedef struct lines {
 
 static int64_t line_of(const lines *l, const char *at) { return (at - l->first) / 64; }
 
-/* One block as moe_prefetch_now_ takes it, and as a tile does, fetch by fetch. */
-static void fetch_block(lines *l, const moe_prefetch_ *ahead, int by_fetch) {
+/* One block as moe_prefetch_now_ takes it, and as a micro-kernel does, fetch by fetch. */
+static void fetch_block(lines *l, const moe_prefetch_ *prefetch, int by_fetch) {
   if (by_fetch) {
-    const moe_prefetch_block_ fetch = {ahead->block.at, ahead->block.run, ahead->block.stride, ahead->block.skip};
+    const moe_prefetch_block_ fetch = {prefetch->block.at, prefetch->block.run, prefetch->block.stride,
+                                       prefetch->block.skip};
     moe_prefetch_at_ at = moe_prefetch_begin_(&fetch);
-    for (int64_t n = ahead->deep * fetch.run; n > 0; n--) {
+    for (int64_t n = prefetch->deep * fetch.run; n > 0; n--) {
       l->fetched[line_of(l, at.at)] = 1;
       moe_prefetch_next_(&at);
     }
     return;
   }
-  for (int64_t row = 0; row < ahead->deep; row++)
-    for (int64_t n = 0; n < ahead->wide; n++)
-      l->fetched[line_of(l, ahead->block.at + row * ahead->stride + 64 * n)] = 1;
+  for (int64_t row = 0; row < prefetch->deep; row++)
+    for (int64_t n = 0; n < prefetch->wide; n++)
+      l->fetched[line_of(l, prefetch->block.at + row * prefetch->stride + 64 * n)] = 1;
 }
 
 static void test_every_line(void **state) {
@@ -49,11 +50,12 @@ static void test_every_line(void **state) {
       for (int64_t i = 0; i < rows; i++)
         for (int64_t at = 0; at < bytes; at++)
           l.touched[line_of(&l, first + p * pitch + (indexed ? index[i] : i) * stride + at)] = 1;
-    moe_prefetch_ ahead =
-        moe_prefetch_rows_(first, parts == 2 ? first + pitch : NULL, indexed ? index : NULL, stride, rows, bytes);
-    moe_prefetch_pace_(&ahead, steps, room, full);
+    moe_prefetch_ prefetch;
+    moe_prefetch_rows_(&prefetch, first, parts == 2 ? first + pitch : NULL, indexed ? index : NULL, stride, rows,
+                       bytes);
+    moe_prefetch_pace_(&prefetch, steps, room, full);
     int64_t blocks = 0;
-    for (; ahead.block.at; moe_prefetch_move_(&ahead), blocks++) fetch_block(&l, &ahead, full);
+    for (; prefetch.block.at; moe_prefetch_move_(&prefetch), blocks++) fetch_block(&l, &prefetch, full);
     for (int64_t i = 0; i < LINES; i++)
       if (l.touched[i] && !l.fetched[i])
         fail_msg(
@@ -61,7 +63,7 @@ static void test_every_line(void **state) {
             "%d, full %d",
             (int)i, (int)rows, (int)bytes, (int)stride, (int)(first - memory), indexed, (int)parts, (int)steps,
             (int)room, full);
-    if (blocks > steps * ahead.times) fail_msg("%d blocks in %d steps", (int)blocks, (int)steps);
+    if (blocks > steps * prefetch.times) fail_msg("%d blocks in %d steps", (int)blocks, (int)steps);
   }
 }
 
@@ -69,13 +71,10 @@ static void test_equal_runs(void **state) {
   (void)state;
   for (int64_t panels = 1; panels < 140; panels++)
     for (int64_t runs = 1; runs <= panels; runs++) {
-      moe_b_ right = {0};
-      right.parts = 1;
-      right.n = panels * MOE_NR;
-      assert_int_equal(moe_run_first_(&right, runs, 0), 0);
-      assert_int_equal(moe_run_first_(&right, runs, runs), panels);
+      assert_int_equal(moe_run_first_(panels, runs, 0), 0);
+      assert_int_equal(moe_run_first_(panels, runs, runs), panels);
       for (int64_t run = 0; run < runs; run++) {
-        const int64_t count = moe_run_first_(&right, runs, run + 1) - moe_run_first_(&right, runs, run);
+        const int64_t count = moe_run_first_(panels, runs, run + 1) - moe_run_first_(panels, runs, run);
         assert_in_range(count, panels / runs, moe_ceil_div_(panels, runs));
       }
     }

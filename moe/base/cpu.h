@@ -51,16 +51,9 @@ MOE_FN int moe_cpu_is_intel_(void) {
 
 /* How a make of cores behaves where kernels care. */
 typedef struct moe_core_ {
-  int drops_prefetches;  /* while too many are under way; others wait until there is room */
-  int half_width_stores; /* a vector is stored in the time that two are loaded and multiplied */
+  int drops_prefetches;                         /* while too many are under way; others wait until there is room */
+  int small_m_two_rows, small_m_two_rows_16bit; /* see MOE_SMALL_M_TWO_ROWS */
 } moe_core_;
-
-/* While waiting for another thread. */
-MOE_FN void moe_cpu_pause_(void) {
-#if MOE_X86
-  __builtin_ia32_pause();
-#endif
-}
 
 /* What was stored by non-temporal stores is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
    in use, and the caller's SSE code crawls ever after. */

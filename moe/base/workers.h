@@ -30,7 +30,8 @@ typedef struct moe_work_ {
   int64_t count;
   void (*run)(void *arg, int64_t item, struct moe_worker_ *worker);
   void *arg;
-  void (*first_reads)(void *arg, int64_t item, struct moe_prefetch_ *prefetch); /* (optional) what an item reads first */
+  void (*first_reads)(void *arg, int64_t item,
+                      struct moe_prefetch_ *prefetch); /* (optional) what an item reads first */
 } moe_work_;
 
 /* What a worker's scratch memory still holds of an earlier item: elements [first, first+count) of what `owner` computes
@@ -64,9 +65,6 @@ MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
 
 /* Whether a worker's share of the items is known beforehand: then all should be alike. */
 MOE_FN int moe_in_shares_(const moe_context *ctx) { return ctx && ctx->schedule == MOE_SCHEDULE_HI_LO; }
-
-/* Whether items are claimed in their order, those of the first work first. */
-MOE_FN int moe_in_order_(const moe_context *ctx) { return !ctx || ctx->schedule == MOE_SCHEDULE_PING_PONG; }
 
 /* The worker's n-th item, or -1 when there are no more. */
 MOE_FN int64_t moe_claim_(moe_job_ *job, int64_t index, int64_t n) {
@@ -110,8 +108,7 @@ MOE_FN int64_t moe_gcd_(int64_t a, int64_t b) {
   return a;
 }
 
-/* Runs all items of all works and returns when they are done. An item may wait for one before it if moe_in_order_: all
-   of those are done or, somewhere, under way. */
+/* Runs all items of all works and returns when they are done. */
 MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
   moe_job_ job;
   job.work = work;

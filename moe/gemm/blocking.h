@@ -3,27 +3,34 @@
 #ifndef MOE_GEMM_BLOCKING_H
 #define MOE_GEMM_BLOCKING_H
 
+/* ------------------------------------------------------------------------------------- for all instruction sets */
+
 enum {
-  MOE_MC = 384,             /* rows of A in flight: their products with a group of panels stay in cache */
-  MOE_MC_MANY = 128,        /* with more, products of many panels fill the second-level cache */
-  MOE_NC_PANELS = 8,        /* panels of B beside each other with so many rows: they share what is gathered of A; */
-  MOE_NC_PANELS_WIDE = 20,  /*   where there is room, up to so many */
-  MOE_DECODE_K_ = 128,      /* k that are unpacked at a time */
-  MOE_SMALL_M_MAX = 32,     /* no more rows are multiplied as weights stream past; fewer as the table says, or */
-  MOE_SMALL_M_BF16 = 5,     /*   so many where dot products take half the time on what is packed as well, or */
-  MOE_SMALL_M_COLUMNS = 12, /*   so many where columns turn: of 2 bytes an element, with vectors of 16 */
-  MOE_SMALL_M_COLUMNS_AT_ONCE = 16, /* columns that turn at a time, */
-  MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   and bytes of each: as many are on their way */
-  MOE_SMALL_M_VECTORS = 16, /* vectors of columns that a stream converts before it multiplies them with all rows; */
-  MOE_SMALL_M_TWO_ROWS = 8, /* with up to so many rows, which take about as long as memory, it reads from end to end, */
-  MOE_SMALL_M_L1_BYTES =
-      2048, /* and so many bytes of a row are on their way into the first-level cache, or twice that */
-  MOE_PREFETCH_REPEAT_BYTES =
-      4096 /* bytes from a line to the next that is fetched with it where fetches are dropped and rows
-                              follow each other; else it is the next row's */
+  MOE_MC = 384,            /* rows of A at a time: their products with a group of panels stay in cache */
+  MOE_MC_MANY = 128,       /* with more, products of many panels fill the second-level cache */
+  MOE_NC_PANELS = 8,       /* panels of B at a time with so many rows, which share what is packed of A, */
+  MOE_NC_PANELS_WIDE = 20, /*   where there is room up to so many, */
+  MOE_NC_PANELS_MAX = 128, /*   and of few rows up to so many */
+  MOE_KC_MULTIPLE = 32,    /* kc is a multiple of it, but for the last block */
+  MOE_DECODE_K_ = 128,     /* k that are decoded at a time */
+  /* Nothing is packed of B for so few rows at most; fewer as the table below says, or */
+  MOE_SMALL_M_MAX = 32,
+  MOE_SMALL_M_BF16 = 5,             /*   where dot products take half the time on packed panels as well, or */
+  MOE_SMALL_M_COLUMNS = 12,         /*   where columns are transposed: of 2 bytes an element, with vectors of 16 */
+  MOE_SMALL_M_COLUMNS_AT_ONCE = 16, /* columns that are transposed at a time, and bytes of each: as many are */
+  MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   under way from memory */
+  MOE_SMALL_M_VECTORS = 16,         /* vectors of B that are converted before they are multiplied with all rows */
+  /* Two rows of B are read from end to end (small_m_two.inl) for so many rows of A, which take about as long as memory;
+     for fewer of 16-bit elements where stores are half as wide; where prefetches are not dropped it pays for one only. */
+  MOE_SMALL_M_TWO_ROWS = 8,
+  MOE_SMALL_M_TWO_ROWS_16BIT = 2,
+  MOE_SMALL_M_L1_BYTES = 2048, /* of a row under way into the first-level cache meanwhile, or twice that */
+  /* Where prefetches are dropped and rows follow each other, from a line to the one that is prefetched again. */
+  MOE_PREFETCH_REPEAT_BYTES = 4096
 };
 
-/*                                                        scalar        avx2        avx512    avx512bf16 (pairs) */
+/* ----------------------------------------------------------------------------------------- by instruction set */
+
 /* Vectors of a micro-kernel's accumulators side by side: the panel's 64 columns are walked in parts of that width. */
 #define MOE_NR_VECTORS_avx2          2
 #define MOE_NR_VECTORS_avx512        4
@@ -67,5 +74,20 @@ typedef struct moe_blocking_ {
   int64_t small_m_plain_rows[MOE_DTYPE_COUNT_], small_m_codes_rows;
   int64_t small_m_columns_rows; /* columns of 2 bytes an element; of 4 twice as many */
 } moe_blocking_;
+
+/* kc at most, in elements, for so many rows. Up to kc_short_rows, where packing is a good part of the work, half of it:
+   what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast as it is
+   used, and sums move half as often. */
+MOE_FN int64_t moe_kc_max_(const moe_blocking_ *blocking, moe_panel_kind_ kind, int64_t rows) {
+  const int64_t whole = blocking->kc_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
+  return rows <= blocking->kc_short_rows[kind] ? whole / 2 : whole;
+}
+
+/* kc for a contraction over k: blocks are as equal as can be, since a short one would hide neither the sums that it
+   moves nor what is stored meanwhile. */
+MOE_FN int64_t moe_kc_(const moe_blocking_ *blocking, moe_panel_kind_ kind, int64_t rows, int64_t k) {
+  const int64_t most = moe_kc_max_(blocking, kind, rows);
+  return moe_min_(most, moe_ceil_div_(moe_part_(moe_max_(1, k), most), MOE_KC_MULTIPLE) * MOE_KC_MULTIPLE);
+}
 
 #endif

@@ -93,17 +93,6 @@ MOE_INLINE void MOE_KF(pack_b_load)(const char *const src[2], int64_t offset, in
   }
 }
 
-/* MOE_OVERLAP_K_ elements, of those from k on, of a row at `from`, and as many fetched at `behind`. */
-MOE_INLINE void MOE_KF(pack_a_elements)(char *to, const char *from, const char *behind, int64_t k) {
-  const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
-  MOE_UNROLL
-  for (int64_t j = 0; j < MOE_OVERLAP_K_; j += MOE_W) {
-    const MOE_V(f) x = MOE_VF(load)(from + (k + j) * size);
-    MOE_V(store)(to + (k + j) * 4, x);
-    if (j * size % 64 == 0) __builtin_prefetch(behind + (k + j) * size, 0, 3);
-  }
-}
-
 /* MOE_W words of each of as many columns, as stream_columns.inl takes them. */
 MOE_INLINE const char *MOE_KF(column_words)(const char *src, int64_t *stride, float *room) {
   if (MOE_FORMAT_UPPER || sizeof(MOE_FORMAT_TYPE) == 4) return src;

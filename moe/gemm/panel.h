@@ -10,25 +10,22 @@ typedef enum moe_panel_kind_ { MOE_PANEL_F32, MOE_PANEL_PAIRS, MOE_PANEL_KINDS_ 
 /* How a product sum rounds: as IEEE says, or as the bf16 dot product does (numeric contract 1). */
 typedef enum moe_product_ { MOE_PRODUCT_F32, MOE_PRODUCT_BF16, MOE_PRODUCTS_ } moe_product_;
 
-/* Where whole panels' sums leave for as they are, rounded: row i for base + i * stride. NULL: nowhere. past: past the
-   caches, which only across_tile can. It takes bf16 not to be subnormal in either case. */
+/* Where the sums of whole panels are stored as they are, rounded: row i at base + i * stride. NULL: nowhere. */
 typedef struct moe_place_ {
   char *base;
   int64_t stride; /* in bytes */
   moe_dtype dtype;
-  int nt;
-  /* By non-temporal stores, where panels are not whole lines: room for 64 bytes for each row, the last of the panel before,
-     which fill lines together with the next one's; and whether this panel is the first, the last. NULL: they are. */
+  int nt; /* by non-temporal stores, which only packed A times packed B can; it takes bf16 not to be subnormal */
+  /* With nt, where panels are not whole lines: room for 64 bytes for each row, the last of the panel before, which fill
+     lines together with the next one's; and whether this panel is the first, the last. NULL: they are whole lines. */
   char *carry;
   int begins, ends;
 } moe_place_;
 
-/* That of an element further on. */
-MOE_INLINE moe_place_ moe_place_at_(const moe_place_ *place, int64_t row, int64_t column) {
-  moe_place_ at = *place;
-  if (at.base) at.base += row * at.stride + column * moe_dtype_bytes_(at.dtype);
-  if (at.carry) at.carry += row * 64;
-  return at;
+/* To an element further on. */
+MOE_INLINE void moe_place_move_(moe_place_ *place, int64_t row, int64_t column) {
+  if (place->base) place->base += row * place->stride + column * moe_dtype_bytes_(place->dtype);
+  if (place->carry) place->carry += row * 64;
 }
 
 #endif

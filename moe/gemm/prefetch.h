@@ -77,19 +77,18 @@ typedef struct moe_prefetch_ {
 } moe_prefetch_;
 
 /* The rows of `bytes` each, whichever lines they touch; second: again from there, or NULL. */
-MOE_FN moe_prefetch_ moe_prefetch_rows_(const char *first, const char *second, const int32_t *index, int64_t stride,
-                                        int64_t rows, int64_t bytes) {
-  moe_prefetch_ prefetch = {0};
+MOE_FN void moe_prefetch_rows_(moe_prefetch_ *prefetch, const char *first, const char *second, const int32_t *index,
+                               int64_t stride, int64_t rows, int64_t bytes) {
   const int64_t pitch = second ? second - first : 0;
-  prefetch.base = first;
-  if (rows > 0) prefetch.block.at = first + (index ? index[0] * stride : 0);
-  prefetch.index = index;
-  prefetch.stride = stride;
-  prefetch.rows = rows;
-  prefetch.pitch = pitch;
-  prefetch.parts = second ? 2 : 1;
-  prefetch.lines = moe_lines_(first, stride | pitch, bytes);
-  return prefetch;
+  memset(prefetch, 0, sizeof *prefetch);
+  prefetch->base = first;
+  if (rows > 0) prefetch->block.at = first + (index ? index[0] * stride : 0);
+  prefetch->index = index;
+  prefetch->stride = stride;
+  prefetch->rows = rows;
+  prefetch->pitch = pitch;
+  prefetch->parts = second ? 2 : 1;
+  prefetch->lines = moe_lines_(first, stride | pitch, bytes);
 }
 
 enum { MOE_PREFETCH_MIN_LINES = 16 }; /* lines of a step, so that all is there early where steps abound */

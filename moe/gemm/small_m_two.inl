@@ -29,7 +29,7 @@ MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t 
     for (int64_t end = s->n - near / size; j < s->n; end = s->n, l1_distance += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_small_m_c_(s, c, j, wide, width)) {
         MOE_V(f) above[MOE_K(small_m_vectors)], below[MOE_K(small_m_vectors)];
-        MOE_K(small_m_load_two)(s, src, l1_distance, rows == 1 && s->drops, above, below);
+        MOE_K(small_m_load_two)(s, src, l1_distance, rows == 1 && s->repeats_prefetches, above, below);
         const float *x = s->x + from;
         float *sum = c;
         for (int64_t r = 0; r < rows; r++, x += s->x_stride, sum += MOE_NR) {
@@ -47,7 +47,7 @@ MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t 
 /* How many of the k rows of columns went so: all pairs, or none. */
 MOE_FN int64_t MOE_K(small_m_first)(const moe_small_m_ *s) {
   int64_t from = 0;
-  if (s->rows > s->pair_rows || s->n % MOE_K(small_m_wide) != 0) return 0;
+  if (s->rows > s->two_rows || s->n % MOE_K(small_m_wide) != 0) return 0;
   for (; from + 2 <= s->k; from += 2)
     if (s->rows == 1)
       MOE_K(small_m_two)(1, s, from);

@@ -17,8 +17,8 @@ typedef struct moe_small_m_ {
   const char *base[2];
   int64_t parts, stride, n, prefetch; /* ahead: how many bytes further on to fetch, eight rows or more */
   int contiguous;                     /* rows follow each other in memory, with all parts */
-  int drops;                          /* the core drops fetches while too many are under way */
-  int64_t pair_rows;                  /* up to so many rows are multiplied with two rows of columns at a time */
+  int repeats_prefetches;             /* the core drops fetches while too many are under way */
+  int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
 } moe_small_m_;
@@ -51,10 +51,8 @@ typedef struct moe_gemm_table_ {
      or NULL. */
   void (*transpose_u16[MOE_DTYPE_COUNT_])(float *panel, const void *columns, int64_t stride, int64_t k);
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* if there are pairs: those of an f32 panel */
-  /* Micro-kernels that do something else meanwhile. Of any dtype, of pairs bf16 only; or NULL. */
-  moe_ukernel_fn_ ukernel_pack_b[MOE_PANEL_KINDS_];    /* MOE_MR rows, an even k */
-  moe_ukernel_fn_ ukernel_pack_a[MOE_PANEL_KINDS_];    /* multiples of MOE_MR rows, MOE_OVERLAP_K_ k */
-  moe_ukernel_fn_ ukernel_transpose[MOE_PANEL_KINDS_]; /* the same */
+  /* Packs B while it multiplies: MOE_MR rows, an even k, of any dtype, of pairs bf16 only; or NULL. */
+  moe_ukernel_fn_ ukernel_pack_b[MOE_PANEL_KINDS_];
   /* Packed A times packed B: A is a panel, too, row i its column i, and the sums can be stored at once; or NULL. */
   moe_ukernel_fn_ ukernel_packed_a[MOE_PANEL_KINDS_];
   /* Nothing is packed. Of a dtype; or NULL. bf16 products rely on the flushing mode. */

@@ -5,57 +5,49 @@
 enum {
   MOE_MR = 6, /* rows of A in registers */
   /* The last seven or eight are four and the rest: two rows take as long as three (measured). */
-  MOE_MR_LAST_ = MOE_MR + 2,
-  MOE_OVERLAP_K_ = 32, /* of k, beside a multiple of which a tile prepares: whole lines of 2-byte elements, and
-                          4 * MOE_MR or more */
-  /* A panel turns beside MOE_TRANSPOSE_TILES_ tiles: beside each a part of k of a part of the columns, and beside every pair
-     of k MOE_TRANSPOSE_DEEP_ elements of one of those. */
-  MOE_TRANSPOSE_PARTS_ = 4,
-  MOE_TRANSPOSE_TILES_ = MOE_TRANSPOSE_PARTS_ * MOE_TRANSPOSE_PARTS_,
-  MOE_TRANSPOSE_WIDE_ = MOE_NR / MOE_TRANSPOSE_PARTS_,
-  MOE_TRANSPOSE_DEEP_ = 2 * MOE_NR / MOE_TRANSPOSE_TILES_
+  MOE_MR_LAST_ = MOE_MR + 2
 };
 
-/* What is fetched beside tiles: each takes a step of `ahead` and, once that is done, of `into`; and its share, as one
-   of `tiles`, of `bytes` bytes of each of `count` rows, which are more than streams a prefetcher can follow. */
+/* What micro-kernels prefetch: each takes a step of `b` and, once that is done, of `into`; and its share, as one of
+   `ukernels`, of `bytes` bytes of each of `count` rows, which are more than hardware prefetchers can follow. */
 typedef struct moe_prefetches_ {
-  moe_prefetch_ prefetch, into;
+  moe_prefetch_ b, into;
   moe_rows_ rows;
   int64_t bytes, row, count; /* row: the next one */
-  int64_t tiles, due;        /* due: `tiles` for every row that is to be fetched by now */
+  int64_t ukernels, due;     /* due: `ukernels` for every row that is to be prefetched by now */
 } moe_prefetches_;
 
-/* One tile on. Returns whether there is a step to take. */
+/* One micro-kernel on. Returns whether there is a step to take. */
 MOE_INLINE int moe_prefetches_next_(moe_prefetches_ *prefetches) {
   prefetches->due += prefetches->count;
-  return prefetches->due >= prefetches->tiles || prefetches->prefetch.block.at || prefetches->into.block.at;
+  return prefetches->due >= prefetches->ukernels || prefetches->b.block.at || prefetches->into.block.at;
 }
 
 MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
-  for (; prefetches->due >= prefetches->tiles && prefetches->row < prefetches->count;
-       prefetches->due -= prefetches->tiles) {
+  for (; prefetches->due >= prefetches->ukernels && prefetches->row < prefetches->count;
+       prefetches->due -= prefetches->ukernels) {
     const char *row = moe_row_(&prefetches->rows, prefetches->row++);
     for (int64_t at = 0; at < prefetches->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
   if (prefetches->row == prefetches->count) prefetches->count = prefetches->row = prefetches->due = 0;
 }
 
-/* The step: as moe_prefetch_step_. Not inlined into every tile; and quick code copies words by words, as vectors are not
-   to be touched with their registers' upper halves in use. */
+/* The step, as moe_prefetch_step_. Not inlined into every micro-kernel, and compiled without vector moves, which are slow
+   where the registers' upper halves are in use. */
 MOE_QUICK_BEGIN
 MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
   moe_prefetches_rows_(prefetches);
-  const int64_t fetches = moe_prefetch_step_(&prefetches->prefetch, fetch);
+  const int64_t fetches = moe_prefetch_step_(&prefetches->b, fetch);
   return fetches ? fetches : moe_prefetch_step_(&prefetches->into, fetch);
 }
 MOE_QUICK_END
 
 /* `rows` rows times a panel, MOE_MR at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
-   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row a piece
-   (piece_bytes) on. One or two may be multiplied as three, or an odd number as one more: those beyond the last may be
-   anything, but there is room for them, in c as well. Meanwhile `beside` is brought into the second-level cache; where
-   the tile has the panel's columns side by side (`tile_parts`, the table's, is 1) a line for every pair of k, and into
-   the first a share of what the next MOE_MR take as well: their rows and sums. */
+   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row kc_bytes on. One
+   or two may be multiplied as three, or an odd number as one more: those beyond the last may be anything, but there is
+   room for them, in c as well. Meanwhile `prefetches` is brought into the second-level cache; where the panel's columns
+   are not walked in parts (nr_parts is 1) a line for every pair of k, and into the first-level cache a share of what the
+   next MOE_MR take as well: their rows and sums. */
 typedef struct moe_ukernel_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -63,24 +55,15 @@ typedef struct moe_ukernel_ {
   float *c;
   int add;                     /* 0: c starts at +0 */
   moe_prefetches_ *prefetches; /* or NULL */
-  const char *a_next;          /* rows that are multiplied after the last, */
-  const float *c_next;         /*   and their sums */
-  moe_dtype dtype;             /* of what pack_tile, gather_tile or turn_tile reads */
-  /* For pack_tile, which takes MOE_MR and makes the panel on the way: columns [32p, 32p+32) of row k lie at
-     base[p] + k*stride, or in the panel's own place; what is packed next, `ahead` bytes on, is fetched. */
+  const char *a_next;          /* rows that are multiplied after the last, and their sums */
+  const float *c_next;
+  /* For ukernel_pack_b, which takes MOE_MR rows and makes the panel meanwhile: columns [32p, 32p+32) of row k lie at
+     base[p] + k*stride, of dtype; what is packed next, `prefetch` bytes on, is prefetched. */
   const char *base[2];
   int64_t stride, prefetch;
+  moe_dtype dtype;
   void *packed;
-  /* For turn_tile, which takes up to MOE_TRANSPOSE_TILES_ whole MOE_MR: beside each, a part of k of a part of the
-     columns of another panel turns, k after k. Column n lies at base[0] + n*stride; its element k goes to row k of
-     `packed`, rows of a panel's length, as element n of that type or, if it turns into a float, as the upper bits of
-     float n, whose others are zero already. */
-  /* For gather_tile, which takes whole MOE_MR: beside each the next ones are gathered, a piece apart, and those
-     behind are fetched: later_rows of them from `later` on, the first of which is brought to `gathered`. */
-  moe_rows_ later;
-  int64_t later_rows;
-  char *a_packed;
-  moe_place_ to;            /* where the sums leave for, whatever c then holds; nowhere: they stay in c */
+  moe_place_ to;            /* where the sums are stored, whatever c then holds; nowhere: they stay in c */
   moe_store_rows_fn_ store; /*   as its type */
 } moe_ukernel_;
 typedef void (*moe_ukernel_fn_)(const moe_ukernel_ *ukernel);
@@ -137,9 +120,6 @@ MOE_INLINE int64_t moe_ukernel_mr_(int64_t rows) {
   return rows > MOE_MR ? MOE_MR_LAST_ / 2 : rows;
 }
 
-/* How many tiles of MOE_MR there are before the last three to MOE_MR_LAST_ rows. */
-MOE_INLINE int64_t moe_ukernels_before_last_(int64_t rows) { return (rows + MOE_MR - MOE_MR_LAST_ - 1) / MOE_MR; }
-
 MOE_INLINE moe_ukernel_at_ moe_ukernel_first_(const moe_ukernel_ *t) {
   moe_ukernel_at_ at;
   at.row = t->row;
@@ -161,39 +141,8 @@ MOE_INLINE void moe_ukernel_move_(const moe_ukernel_ *t, int64_t pitch, moe_uker
   at->now = moe_ukernel_mr_(at->rows);
 }
 
-/* Where the rows are that are gathered beside those at hand, and then those that are fetched. */
-MOE_INLINE void moe_ukernel_later_(const moe_ukernel_ *t, const moe_ukernel_at_ *at, const char *row[2 * MOE_MR]) {
-  const int64_t first = t->rows - at->rows, last = t->later_rows - 1;
-  for (int64_t j = 0; j < 2 * MOE_MR; j++) row[j] = moe_row_(&t->later, moe_min_(first + j, last));
-}
-
-/* Whether elements are the upper halves of floats (MOE_FORMAT_UPPER), and whether they turn into floats as they are. */
+/* Whether elements are the upper 16 bits of floats (MOE_FORMAT_UPPER). */
 MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
-MOE_INLINE int moe_transposes_to_f32_(moe_dtype dtype) { return dtype == MOE_DTYPE_F32 || moe_is_upper_(dtype); }
-
-/* Columns that turn beside the rows at hand: the next one, and where it goes. */
-typedef struct moe_transposing_ {
-  const char *from;
-  char *to;
-  int64_t stride, step, size;
-} moe_transposing_;
-
-MOE_INLINE moe_transposing_ moe_transposing_begin_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {
-  const int64_t ukernel = (t->rows - at->rows) / MOE_MR,
-                k = ukernel / MOE_TRANSPOSE_PARTS_ * (t->k / MOE_TRANSPOSE_PARTS_),
-                n = ukernel % MOE_TRANSPOSE_PARTS_ * MOE_TRANSPOSE_WIDE_;
-  const int64_t size = moe_dtype_bytes_(t->dtype), step = moe_transposes_to_f32_(t->dtype) ? 4 : size;
-  const moe_transposing_ transposing = {t->base[0] + n * t->stride + k * size,
-                                        (char *)t->packed + k * MOE_NR_BYTES_ + n * step + (step - size), t->stride,
-                                        step, size};
-  return transposing;
-}
-
-/* On to the next k, after all columns. */
-MOE_INLINE void moe_transposing_move_(moe_transposing_ *transposing) {
-  transposing->from += MOE_TRANSPOSE_DEEP_ * transposing->size - MOE_TRANSPOSE_WIDE_ * transposing->stride;
-  transposing->to += MOE_TRANSPOSE_DEEP_ * MOE_NR_BYTES_ - MOE_TRANSPOSE_WIDE_ * transposing->step;
-}
 
 /* Sums that are to leave do so from c, which is in the first-level cache. */
 MOE_INLINE void moe_ukernel_store_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {

@@ -165,34 +165,6 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
   moe_ukernel_store_(t, &at);
 }
 
-/* Like gather_tile: copies a line of each of the next rows beside the products with as many k. */
-MOE_INLINE void MOE_K(ukernel_pack_a_rows)(const moe_ukernel_ *t, moe_ukernel_at_ *at) {
-  MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
-  const uint32_t *panel = (const uint32_t *)t->panel;
-  const char *row = at->row, *later[2 * MOE_MR];
-  char *to = t->a_packed + (t->rows - at->rows) * MOE_KC_BYTES;
-  moe_ukernel_later_(t, at, later);
-  MOE_V(ukernel_begin)(MOE_MR, at->c, t->add, acc);
-  for (int64_t k = 0; k < t->k * 2; k += MOE_W * 4)
-    for (int p = 0; p < MOE_W; p++, row += 4, panel += MOE_NR) {
-      const int i = p / 2;
-      if (p % 2 == 0 && i < MOE_MR) {
-        MOE_V(storei)(to + i * MOE_KC_BYTES + k, MOE_V(loadi)(later[i] + k));
-        __builtin_prefetch(later[MOE_MR + i] + k, 0, 3);
-      }
-      MOE_OPAQUE_POINTER(row);
-      MOE_K(ukernel_packed)(MOE_MR, 0, row, panel, t, 0, NULL, at, acc);
-    }
-  MOE_V(ukernel_end)(MOE_MR, at->c, acc);
-}
-
-MOE_FN void MOE_K(ukernel_pack_a_bf16)(const moe_ukernel_ *t) {
-  for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_next_(t, MOE_KC_BYTES, &at)) {
-    moe_ukernel_prefetch_begin_(t, MOE_KC_BYTES, &at);
-    MOE_K(ukernel_pack_a_rows)(t, &at);
-  }
-}
-
 MOE_SCHEDULED_END
 
 MOE_QUICK_WIDE_BEGIN

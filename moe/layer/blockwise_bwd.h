@@ -124,8 +124,8 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
 
 MOE_ONCE_END
 
-MOE_FN moe_b_ moe_backward_b_(const moe_combine_ *stage, int64_t expert) {
-  return moe_weights_gate_up_transposed_(stage->call, expert);
+MOE_FN void moe_backward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
+  moe_weights_gate_up_transposed_(stage->call, expert, b);
 }
 
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
@@ -183,7 +183,7 @@ MOE_FN moe_down_grad_ moe_backward_down_(moe_context *ctx, moe_backward_ *backwa
   if (backward->recomputed) {
     call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, backward->x, backward->rounded_x,
                                      call->layer.mx.activation_layout);
-    moe_gate_up_ gate_up = {call, NULL, backward->recomputed, NULL};
+    moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
     moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
     const moe_work_ work = moe_expert_stage_work_(&stage);
     moe_run_(ctx, &work, 1);

@@ -5,12 +5,10 @@
 typedef struct moe_forward_ {
   moe_blockwise_ call;
   const moe_blockwise_mm_fwd_args *args;
-  char *m;          /* [rows,I] */
-  char *decoded;    /* x decoded, or NULL */
-  char *rounded;    /* x rounded to MX, or NULL */
-  float *down;      /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
-  atomic_int *done; /* [E] how many of an expert's items of gate and up are, where workers flow into down; else NULL */
-  int64_t done_whole; /*   of so many */
+  char *m;       /* [rows,I] */
+  char *decoded; /* x decoded, or NULL */
+  char *rounded; /* x rounded to MX, or NULL */
+  float *down;   /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -143,7 +141,6 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
-  forward->done = may ? (atomic_int *)moe_take_(arena, moe_mul_(l->E, (int64_t)sizeof *forward->done)) : NULL;
   const moe_scratch_needs_ needs = {rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers),
                                     0};
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
@@ -152,8 +149,8 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
 MOE_ONCE_END
 
 /* The down projection by itself. */
-MOE_FN moe_b_ moe_forward_down_b_(const void *arg, int64_t expert) {
-  return moe_weights_down_(&((const moe_forward_ *)arg)->call, expert);
+MOE_FN void moe_forward_down_b_(const void *arg, int64_t expert, moe_b_ *b) {
+  moe_weights_down_(&((const moe_forward_ *)arg)->call, expert, b);
 }
 
 MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_products_ *p) {
@@ -161,14 +158,6 @@ MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_products_ *p) {
   const int64_t H = forward->call.layer.H;
   for (int64_t i = 0; i < p->rows; i++)
     memcpy(forward->down + (p->first + i) * H + p->panel * MOE_NR, p->c + i * MOE_NR, (size_t)p->n * sizeof(float));
-}
-
-/* Until all of an expert's m is there. */
-MOE_FN void moe_forward_down_wait_(void *arg, moe_span_ span, float *sum) {
-  const moe_forward_ *forward = (const moe_forward_ *)arg;
-  (void)sum;
-  while (atomic_load_explicit(&forward->done[span.expert], memory_order_acquire) < forward->done_whole)
-    moe_cpu_pause_();
 }
 
 MOE_FN moe_expert_stage_ moe_forward_down_stage_(moe_forward_ *forward) {
@@ -179,14 +168,13 @@ MOE_FN moe_expert_stage_ moe_forward_down_stage_(moe_forward_ *forward) {
   stage.a_dtype = call->inner_dtype;
   stage.b = moe_forward_down_b_;
   stage.store_panel = moe_forward_down_epilogue_;
-  stage.begin = forward->done ? moe_forward_down_wait_ : NULL;
   stage.arg = forward;
   moe_expert_stage_start_(&stage, call->down.panels, call->layer.I);
   return stage;
 }
 
-MOE_FN moe_b_ moe_forward_b_(const moe_combine_ *stage, int64_t expert) {
-  return moe_forward_down_b_(stage->user, expert);
+MOE_FN void moe_forward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
+  moe_forward_down_b_(stage->user, expert, b);
 }
 
 MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
@@ -246,21 +234,6 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   moe_run_(ctx, &work, 1);
 }
 
-/* Workers flow from gate and up into a down projection apart, which waits for its own expert's m alone: none is idle
-   while another ends. So where all before an item is under way and so many experts are at work that to wait is rare. */
-MOE_FN int moe_forward_flows_(const moe_context *ctx, const moe_forward_ *forward) {
-  const moe_group_ *group = &forward->call.group;
-  return forward->down && moe_in_order_(ctx) && !moe_forward_rounds_m_(&forward->call) &&
-         moe_group_used_(group) >= 2 * group->workers;
-}
-
-/* Experts' gate and up are not shared out for the workers to end together, then. */
-MOE_FN void moe_forward_flow_(moe_forward_ *forward, moe_split_ *split) {
-  split->last = forward->call.layer.E;
-  forward->done_whole = moe_ceil_div_(split->panels, split->per_item);
-  for (int64_t e = 0; e < split->last; e++) atomic_init(&forward->done[e], 0);
-}
-
 MOE_ONCE_BEGIN
 
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
@@ -273,17 +246,15 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
   call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
   if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
-  if (!moe_forward_flows_(ctx, forward)) forward->done = NULL;
-  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T, forward->done};
+  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up), down_stage = moe_forward_down_stage_(forward);
-  if (forward->done) moe_forward_flow_(forward, &gate_up_stage.split);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL},
-                             moe_expert_stage_work_(&down_stage)};
-  moe_run_(ctx, first, forward->done ? 3 : 2);
+                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
+  const moe_work_ apart = moe_expert_stage_work_(&down_stage);
+  moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);
-  if (forward->down && !forward->done) moe_run_(ctx, &first[2], 1);
+  if (forward->down) moe_run_(ctx, &apart, 1);
   moe_combine_ down = {0};
   down.call = call;
   down.products = forward->down;

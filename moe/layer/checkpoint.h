@@ -47,16 +47,15 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
 
 /* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of
    whole blocks, as far as they follow each other, or of the rest of one. */
-MOE_FN moe_prefetch_ moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row,
-                                           int64_t rows, int64_t i0, int64_t n) {
+MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
+                                  int64_t i0, int64_t n, moe_prefetch_ *prefetch) {
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
   const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, skip, i0) * size;
-  moe_prefetch_ prefetch = moe_prefetch_rows_(at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
-                                              moe_min_(rows, B - slot % B) * size);
-  prefetch.parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
-  return prefetch;
+  moe_prefetch_rows_(prefetch, at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
+                     moe_min_(rows, B - slot % B) * size);
+  prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
 }
 
 typedef struct moe_blank_ {

@@ -19,7 +19,7 @@ typedef struct moe_combine_ {
   moe_rows_ a;     /* [rows,...] inner type */
   int64_t from;    /* first element of a left row that takes part */
   int64_t k;       /* how many do */
-  moe_b_ (*b)(const struct moe_combine_ *stage, int64_t expert); /* all panels of an expert */
+  void (*b)(const struct moe_combine_ *stage, int64_t expert, moe_b_ *b); /* all panels of an expert */
   /* Adds the summands' products c, 64 apart, to their sums; may change c. h0, n: which columns. */
   void (*add)(const struct moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
               float *sum);
@@ -88,26 +88,27 @@ MOE_FN int64_t moe_combine_run_end_(const moe_plan_ *plan, int64_t at, int64_t e
   return at;
 }
 
-/* `count` of the patch's panels of the weights of the run that row order[at] belongs to. */
-MOE_FN moe_b_ moe_combine_b_(const moe_combine_ *stage, int64_t at, int64_t panel, int64_t count) {
+/* The weights of the run that row order[at] belongs to. */
+MOE_FN void moe_combine_b_(const moe_combine_ *stage, int64_t at, moe_b_ *b) {
   const moe_plan_ *plan = &stage->call->plan;
-  const moe_b_ all = stage->b(stage, plan->run_expert[plan->run[plan->order[at]]]);
-  return moe_b_part_(&all, panel, count);
+  stage->b(stage, plan->run_expert[plan->run[plan->order[at]]], b);
 }
 
 /* What the run at order[at], before `end`, reads first. */
-MOE_FN moe_prefetch_ moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_t end,
-                                            const moe_patch_ *patch) {
+MOE_FN void moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch,
+                                   moe_prefetch_ *prefetch) {
   const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
-  const moe_b_ b = moe_combine_b_(stage, at, patch->panel, moe_min_(patch->panels, MOE_NC_PANELS));
-  return moe_b_first_(stage->call->group.kernels, stage->call->group.product, &b, rows);
+  moe_b_ b;
+  moe_combine_b_(stage, at, &b);
+  moe_b_reads_first_(stage->call->group.kernels, stage->call->group.product, &b, patch->panel,
+                     moe_min_(patch->panels, MOE_NC_PANELS), rows, prefetch);
 }
 
 MOE_FN void moe_combine_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_patch_ patch = moe_combine_patch_(stage->call, item);
   const int64_t *first = stage->call->plan.chunk_first + patch.chunk;
-  if (first[0] < first[1]) *prefetch = moe_combine_run_reads_(stage, first[0], first[1], &patch);
+  if (first[0] < first[1]) moe_combine_run_reads_(stage, first[0], first[1], &patch, prefetch);
 }
 
 /* Rows order[at, at+rows), of one run, of a chunk. */
@@ -170,6 +171,8 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   const moe_blockwise_ *call = stage->call;
   const moe_rows_ rows = {stage->a.base, stage->a.stride, call->plan.order};
   const int64_t step = moe_rows_at_once_(end - at), last = patch->panel + patch->panels;
+  moe_b_ b;
+  moe_combine_b_(stage, at, &b);
   for (; at < end; at += step) {
     moe_a_ a;
     moe_summands_ summands;
@@ -178,14 +181,14 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
     moe_combine_summands_(stage, patch->chunk, at, a.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
       moe_combine_product_ product = {stage, patch, &summands, panel, scratch->sum};
-      const moe_epilogue_ results = moe_epilogue_store_(moe_combine_epilogue_, &product);
-      moe_b_ b = moe_combine_b_(stage, at, panel, last - panel);
+      moe_epilogue_ epilogue;
+      moe_epilogue_init_(&epilogue, moe_combine_epilogue_, &product);
       count = moe_min_(moe_panels_at_once_(scratch->products, a.rows), last - panel);
-      b = moe_b_part_(&b, 0, count);
       if (stage->products)
         moe_combine_take_(&product, scratch->c, count);
       else
-        moe_group_multiply_(&call->group, scratch, &a, &b, panel + count == last ? next : NULL, &results);
+        moe_group_multiply_(&call->group, scratch, &a, &b, panel, count, panel + count == last ? next : NULL,
+                            &epilogue);
     }
   }
 }
@@ -205,7 +208,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
     fetched = moe_combine_prefetch_(stage, fetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &patch);
     moe_prefetch_ next;
     if (run_end < end)
-      next = moe_combine_run_reads_(stage, run_end, end, &patch);
+      moe_combine_run_reads_(stage, run_end, end, &patch, &next);
     else
       moe_next_reads_(worker, &next);
     moe_combine_run_(stage, &scratch, at, run_end, &patch, &next);

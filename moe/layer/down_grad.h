@@ -150,8 +150,8 @@ MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t exper
                    bias_sum + half * MOE_NR, n, stage->accumulate);
 }
 
-MOE_FN moe_b_ moe_down_grad_b_(const void *arg, int64_t expert) {
-  return moe_weights_down_transposed_(((const moe_down_grad_ *)arg)->call, expert);
+MOE_FN void moe_down_grad_b_(const void *arg, int64_t expert, moe_b_ *b) {
+  moe_weights_down_transposed_(((const moe_down_grad_ *)arg)->call, expert, b);
 }
 
 MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
@@ -159,9 +159,9 @@ MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
   memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
 }
 
-MOE_FN moe_prefetch_ moe_down_grad_reads_(const void *arg, const moe_products_ *p) {
+MOE_FN void moe_down_grad_reads_(const void *arg, const moe_products_ *p, moe_prefetch_ *prefetch) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  return moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_NR, p->n);
+  moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_NR, p->n, prefetch);
 }
 
 MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {

@@ -14,11 +14,11 @@ typedef struct moe_expert_stage_ {
   const moe_group_ *group;
   moe_rows_ a; /* row r of the group */
   moe_dtype a_dtype;
-  moe_b_ (*b)(const void *arg, int64_t expert); /* all panels of an expert */
+  void (*b)(const void *arg, int64_t expert, moe_b_ *b); /* all panels of an expert */
   void (*store_panel)(void *arg, const moe_products_ *products);
-  moe_prefetch_ (*reads)(const void *arg,
-                         const moe_products_ *products); /* (optional) What that reads; c is not known */
-  int64_t sums;                                          /* floats that an item keeps in `sum` */
+  /* (optional) What that reads; c is not known */
+  void (*reads)(const void *arg, const moe_products_ *products, moe_prefetch_ *prefetch);
+  int64_t sums; /* floats that an item keeps in `sum` */
   /* (optional) Before and after all rows of an item. */
   void (*begin)(void *arg, moe_span_ span, float *sum);
   void (*end)(void *arg, moe_span_ span, float *sum);
@@ -39,12 +39,13 @@ MOE_FN void moe_expert_stage_first_reads_(void *arg, int64_t item, moe_prefetch_
   const moe_span_ span = moe_span_of_(&stage->split, item);
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
   if (rows == 0) return; /* an expert without rows is never read */
-  const moe_b_ all = stage->b(stage->arg, span.expert),
-               b = moe_b_part_(&all, span.first, moe_min_(span.count, MOE_NC_PANELS));
-  *prefetch = moe_b_first_(stage->group->kernels, stage->group->product, &b, rows);
+  moe_b_ b;
+  stage->b(stage->arg, span.expert, &b);
+  moe_b_reads_first_(stage->group->kernels, stage->group->product, &b, span.first, moe_min_(span.count, MOE_NC_PANELS),
+                     rows, prefetch);
 }
 
-/* Products on their way out. */
+/* A product of the stage, for its epilogue. */
 typedef struct moe_expert_product_ {
   const moe_expert_stage_ *stage;
   const moe_b_ *b;
@@ -52,41 +53,43 @@ typedef struct moe_expert_product_ {
 } moe_expert_product_;
 
 /* Those of panel p; c may be unknown yet. */
-MOE_FN moe_products_ moe_expert_stage_products_(const moe_expert_product_ *product, int64_t p, float *c) {
-  const int64_t width = moe_b_width_(product->b);
-  moe_products_ products = product->products;
-  products.panel += p;
-  products.within += p;
-  products.n = moe_min_(width, product->b->n - p * width);
-  products.c = c;
-  return products;
+MOE_FN void moe_expert_stage_products_(const moe_expert_product_ *product, int64_t p, float *c,
+                                       moe_products_ *products) {
+  *products = product->products;
+  products->panel += p;
+  products->within += p;
+  products->n = moe_b_columns_(product->b, products->panel, 1);
+  products->c = c;
 }
 
 MOE_FN void moe_expert_stage_epilogue_(void *arg, int64_t p, float *c) {
   const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
-  const moe_products_ products = moe_expert_stage_products_(product, p, c);
+  moe_products_ products;
+  moe_expert_stage_products_(product, p, c, &products);
   product->stage->store_panel(product->stage->arg, &products);
 }
 
-MOE_FN moe_prefetch_ moe_expert_stage_reads_(void *arg, int64_t p) {
+MOE_FN void moe_expert_stage_reads_(void *arg, int64_t p, moe_prefetch_ *prefetch) {
   const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
-  const moe_products_ products = moe_expert_stage_products_(product, p, NULL);
-  return product->stage->reads(product->stage->arg, &products);
+  moe_products_ products;
+  moe_expert_stage_products_(product, p, NULL, &products);
+  product->stage->reads(product->stage->arg, &products, prefetch);
 }
 
+/* Rows [first, first+a.rows) of an expert times the panels of an item. */
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scratch_ *scratch, moe_a_ *a,
-                                   int64_t first, const moe_span_ *span, const moe_prefetch_ *next) {
-  const moe_b_ all = stage->b(stage->arg, span->expert);
+                                   const moe_b_ *b, int64_t first, const moe_span_ *span, const moe_prefetch_ *next) {
   const int64_t most = moe_panels_at_once_(scratch->products, a->rows), end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
-    const moe_b_ b = moe_b_part_(&all, panel, count);
-    const moe_products_ products = {span->expert, first, a->rows, panel, panel - span->first, 0, NULL, scratch->sum};
-    moe_expert_product_ product = {stage, &b, products};
-    moe_epilogue_ results = moe_epilogue_store_(moe_expert_stage_epilogue_, &product);
-    if (stage->reads) results.reads = moe_expert_stage_reads_;
-    results.to = moe_place_at_(&stage->to, first, panel * MOE_NR);
-    moe_group_multiply_(stage->group, scratch, a, &b, panel + count == end ? next : NULL, &results);
+    moe_expert_product_ product = {
+        stage, b, {span->expert, first, a->rows, panel, panel - span->first, 0, NULL, scratch->sum}};
+    moe_epilogue_ epilogue;
+    moe_epilogue_init_(&epilogue, moe_expert_stage_epilogue_, &product);
+    if (stage->reads) epilogue.reads = moe_expert_stage_reads_;
+    epilogue.to = stage->to;
+    moe_place_move_(&epilogue.to, first, panel * MOE_NR);
+    moe_group_multiply_(stage->group, scratch, a, b, panel, count, panel + count == end ? next : NULL, &epilogue);
   }
 }
 
@@ -94,27 +97,29 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker)
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, stage, stage->sums);
   const moe_span_ span = moe_span_of_(&stage->split, item);
+  int64_t first = stage->group->first[span.expert];
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
   moe_prefetch_ next;
+  moe_b_ b;
   moe_next_reads_(worker, &next);
+  if (first < end) stage->b(stage->arg, span.expert, &b);
   if (stage->begin) stage->begin(stage->arg, span, scratch.sum);
-  for (int64_t first = stage->group->first[span.expert]; first < end; first += step) {
+  for (; first < end; first += step) {
     const int64_t rows = moe_min_(step, end - first);
     moe_a_ a;
     moe_scratch_a_(stage->group, &scratch, &stage->a, first, rows, stage->a_dtype, 0, stage->k, &a);
-    moe_expert_stage_rows_(stage, &scratch, &a, first, &span, &next);
+    moe_expert_stage_rows_(stage, &scratch, &a, &b, first, &span, &next);
   }
   if (stage->end) stage->end(stage->arg, span, scratch.sum);
 }
 
-/* Whether weights stream past that fetch for themselves, the next item's first ones as well. */
+/* Whether rows are so few that the kernels prefetch for themselves, for the next item as well. */
 MOE_FN int moe_expert_stage_small_m_(const moe_expert_stage_ *stage) {
-  moe_a_ row = {0};
-  row.rows = 1;
   if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
-  const moe_b_ any = stage->b(stage->arg, 0);
-  return moe_algorithm_of_(stage->group->kernels, stage->group->product, &row, &any) == MOE_ALGORITHM_SMALL_M_ROWS_;
+  moe_b_ any;
+  stage->b(stage->arg, 0, &any);
+  return moe_algorithm_of_(stage->group->kernels, stage->group->product, &any, 1, 0) == MOE_ALGORITHM_SMALL_M_ROWS_;
 }
 
 MOE_FN moe_work_ moe_expert_stage_work_(moe_expert_stage_ *stage) {

@@ -6,7 +6,6 @@ typedef struct moe_gate_up_ {
   const moe_blockwise_ *call;
   char *m;          /* [rows,I] inner type, or NULL */
   void *checkpoint; /* [N,2,I,B], or NULL */
-  atomic_int *done; /* [E] how many of an expert's items are; or NULL */
 } moe_gate_up_;
 
 /* Rows of m leave. */
@@ -65,8 +64,8 @@ MOE_FN void moe_gate_up_panel_(const moe_gate_up_ *stage, int64_t expert, int64_
   if (stage->checkpoint) moe_gate_up_save_(stage, first, rows, i0, n, c);
 }
 
-MOE_FN moe_b_ moe_gate_up_b_(const void *arg, int64_t expert) {
-  return moe_weights_gate_up_(((const moe_gate_up_ *)arg)->call, expert);
+MOE_FN void moe_gate_up_b_(const void *arg, int64_t expert, moe_b_ *b) {
+  moe_weights_gate_up_(((const moe_gate_up_ *)arg)->call, expert, b);
 }
 
 /* A quantised weight's scales that multiply product sums. */
@@ -86,13 +85,6 @@ MOE_FN void moe_gate_up_epilogue_(void *arg, const moe_products_ *p) {
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
 }
 
-/* For who waits for an expert's m: an item of it is there. */
-MOE_FN void moe_gate_up_done_(void *arg, moe_span_ span, float *sum) {
-  const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
-  (void)sum;
-  (void)atomic_fetch_add_explicit(&stage->done[span.expert], 1, memory_order_release);
-}
-
 MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   const moe_blockwise_ *call = gate_up->call;
   moe_expert_stage_ stage = {0};
@@ -101,7 +93,6 @@ MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
   stage.a_dtype = call->dtype;
   stage.b = moe_gate_up_b_;
   stage.store_panel = moe_gate_up_epilogue_;
-  stage.end = gate_up->done ? moe_gate_up_done_ : NULL;
   stage.arg = gate_up;
   moe_expert_stage_start_(&stage, call->gate_up.panels, call->layer.H);
   return stage;

@@ -67,7 +67,8 @@ MOE_FN char *moe_panelled_at_(const moe_group_ *group, const moe_panelled_ *x, i
 /* Bytes of rows of k elements, gathered, and of two rows more (see moe_ukernel_). A few rows may be gathered as float,
    which takes no more: up to `rows_short`, four bytes and more are an element's share of a piece. */
 MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(group->kernels, group->panel, rows)));
+  const int64_t blocks =
+      moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(&group->kernels->gemm->blocking, group->panel, rows)));
   return moe_mul_(moe_add_(blocks, 2), group->kernels->gemm->blocking.kc_bytes[group->panel]);
 }
 
@@ -77,7 +78,7 @@ MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15)
 /* One worker's layout; the arena only adds up when it has no memory. */
 MOE_FN moe_scratch_ moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena) {
   moe_scratch_ scratch = {0};
-  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffers_bytes_(group->kernels, group->panel));
+  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffer_bytes_(group->kernels, group->panel));
   scratch.a_packed = (char *)moe_take_(arena, group->room);
   return scratch;
 }
@@ -166,9 +167,11 @@ MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const
 /* left * right, at most moe_panels_at_once_ of them, to `results` or, NULL, the worker's products; `next` is fetched
    meanwhile. */
 MOE_FN void moe_group_multiply_(const moe_group_ *group, const moe_scratch_ *scratch, moe_a_ *a, const moe_b_ *b,
-                                const moe_prefetch_ *next, const moe_epilogue_ *results) {
-  const moe_gemm_ m = {group->kernels, group->product, a, b, scratch->c, scratch->b_buffer, next, results};
-  moe_multiply_(&m);
+                                int64_t panel, int64_t panels, const moe_prefetch_ *next,
+                                const moe_epilogue_ *epilogue) {
+  const moe_gemm_ g = {group->kernels, group->product,    a,    b,       panel, panels,
+                       scratch->c,     scratch->b_buffer, next, epilogue};
+  moe_multiply_(&g);
   a->cached = a->keep;
 }
 

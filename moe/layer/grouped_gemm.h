@@ -103,13 +103,16 @@ MOE_FN moe_rows_ moe_grouped_dy_(const moe_grouped_ *g) {
   return rows;
 }
 
-/* The B: W[e]^T for the forward, W[e] for dx. */
-MOE_FN moe_b_ moe_grouped_b_(const void *arg, int64_t expert) {
+/* B: W[e]^T for the forward, W[e] for dx. */
+MOE_FN void moe_grouped_b_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const moe_grouped_gemm_args *args = g->args;
-  if (g->op == MOE_GROUPED_FORWARD) return moe_weight_b_(&g->weight, args->W, args->packed_W, expert);
+  if (g->op == MOE_GROUPED_FORWARD) {
+    moe_weight_b_(&g->weight, args->W, args->packed_W, expert, b);
+    return;
+  }
   const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K, NULL);
-  return moe_plain_b_(&rows, args->W, expert);
+  moe_plain_b_(&rows, args->W, expert, b);
 }
 
 MOE_FN int64_t moe_grouped_columns_(const moe_grouped_ *g) {

@@ -71,34 +71,32 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
 /* An expert's columns where they lie in the plain tensor. */
-MOE_FN moe_b_ moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert) {
+MOE_FN void moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert, moe_b_ *b) {
   const int64_t size = moe_dtype_bytes_(p->dtype);
   const int64_t parts = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
-  moe_b_ b = {0};
-  b.dtype = p->dtype;
-  b.group = 32 * size;
-  b.k = p->k;
-  b.parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
-  b.transposed = p->layout == MOE_PACK_GROUPED;
-  b.stride = parts * p->columns * size;
-  b.n = b.transposed ? p->rows : p->columns;
-  if (!weight) return b; /* packed only */
-  b.base[0] = (const char *)weight + expert * p->rows * b.stride;
-  if (parts == 2) b.base[1] = b.base[0] + p->columns * size;
-  if (p->layout == MOE_PACK_UP) {
-    b.base[0] = b.base[1];
-    b.base[1] = NULL;
-  }
-  return b;
+  memset(b, 0, sizeof *b);
+  b->dtype = p->dtype;
+  b->group = 32 * size;
+  b->k = p->k;
+  b->parts = p->layout == MOE_PACK_GATE_UP ? 2 : 1;
+  b->transposed = p->layout == MOE_PACK_GROUPED;
+  b->stride = parts * p->columns * size;
+  b->n = b->transposed ? p->rows : p->columns;
+  if (!weight) return; /* packed only */
+  b->base[0] = (const char *)weight + expert * p->rows * b->stride;
+  if (p->layout == MOE_PACK_UP) b->base[0] += p->columns * size;
+  if (p->layout == MOE_PACK_GATE_UP) b->base[1] = b->base[0] + p->columns * size;
 }
 
 /* The same from wherever there is one: packed if given, else quantised, else plain. */
-MOE_FN moe_b_ moe_weight_b_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert) {
-  if (!packed && p->quantized.weight) return moe_quantized_b_(&p->quantized, expert, 0);
-  moe_b_ b = moe_plain_b_(p, weight, expert);
-  if (packed) b.panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
-  b.panel_bytes = p->panel_bytes;
-  return b;
+MOE_FN void moe_weight_b_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert, moe_b_ *b) {
+  if (!packed && p->quantized.weight) {
+    moe_quantized_b_(&p->quantized, expert, 0, b);
+    return;
+  }
+  moe_plain_b_(p, weight, expert, b);
+  if (packed) b->panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
+  b->panel_bytes = p->panel_bytes;
 }
 
 typedef struct moe_pack_job_ {
@@ -110,11 +108,11 @@ typedef struct moe_pack_job_ {
 MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_pack_job_ *job = (const moe_pack_job_ *)arg;
   const moe_packed_ *p = &job->packed;
-  const moe_b_ all = moe_weight_b_(p, job->args->weight, NULL, item / p->panels),
-               b = moe_b_part_(&all, item % p->panels, 1);
   char *panel = (char *)job->args->packed + MOE_ALIGN_ + item * p->panel_bytes;
+  moe_b_ b;
   (void)worker;
-  moe_pack_b_(job->kernels, p->panel, &b, 0, p->k, panel);
+  moe_weight_b_(p, job->args->weight, NULL, item / p->panels, &b);
+  moe_pack_b_(job->kernels, p->panel, &b, item % p->panels, 0, p->k, panel);
 }
 
 MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_weights_args *args) {

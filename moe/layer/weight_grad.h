@@ -75,8 +75,8 @@ MOE_FN void moe_weight_grad_b_(const moe_weight_grad_ *stage, int64_t expert, in
                         panel);
 }
 
-/* Columns of x as rows of a product: a panel where the tile takes that, else turned while they are in the first-level
-   cache; rounded as everywhere, not in the product's mode. */
+/* Columns of x as A: a panel where the micro-kernel takes that, else transposed while they are in the first-level cache;
+   rounded as everywhere, not in the product's mode. */
 MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels, int64_t from, int64_t k, char *to,
                                     char *room) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)a->source;
@@ -87,9 +87,9 @@ MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels,
   for (int64_t at = 0; at < k; at += step) {
     const moe_rows_ part = moe_rows_from_(&all, from + at);
     const int64_t count = moe_min_(step, k - at);
-    char *panel = a->packed ? to + moe_panel_bytes_(kind, at) : room;
+    char *panel = a->is_panel ? to + moe_panel_bytes_(kind, at) : room;
     moe_weight_grad_pack_(stage->group, stage->x_round, &part, stage->x_dtype, count, a->rows, panel);
-    if (a->packed) continue;
+    if (a->is_panel) continue;
     moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4,
                          kernels->gemm->blocking.kc_bytes[kind]);
   }
@@ -97,30 +97,30 @@ MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels,
 }
 
 /* The memory that rows [first, first+rows) of an operand's columns [from, from+n) are read from. */
-MOE_FN moe_prefetch_ moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
-                                            int64_t expert, int64_t from, int64_t n, int64_t first, int64_t rows) {
+MOE_FN void moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_rows_ *operand, moe_dtype dtype,
+                                   int64_t expert, int64_t from, int64_t n, int64_t first, int64_t rows,
+                                   moe_prefetch_ *prefetch) {
   const moe_rows_ all = moe_weight_grad_part_(stage, operand, dtype, expert, from);
   const moe_rows_ part = moe_rows_from_(&all, first);
-  return moe_prefetch_rows_(part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
+  moe_prefetch_rows_(prefetch, part.base, NULL, part.index, part.stride, rows, n * moe_dtype_bytes_(dtype));
 }
 
-MOE_FN moe_prefetch_ moe_weight_grad_a_reads_(const moe_a_ *a, int64_t from, int64_t k) {
+MOE_FN void moe_weight_grad_a_reads_(const moe_a_ *a, int64_t from, int64_t k, moe_prefetch_ *prefetch) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)a->source;
-  return moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, a->expert, a->column, a->rows, from, k);
+  moe_weight_grad_reads_(stage, &stage->x, stage->x_dtype, a->expert, a->column, a->rows, from, k, prefetch);
 }
 
-MOE_FN moe_a_ moe_weight_grad_a_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
-                                 int64_t from, int64_t n) {
-  moe_a_ a = {0};
-  a.rows = n;
-  a.a_packed = scratch->a_packed;
-  a.packed = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] != NULL;
-  a.gather = moe_weight_grad_pack_a_;
-  a.reads = moe_weight_grad_a_reads_;
-  a.source = stage;
-  a.expert = expert;
-  a.column = from;
-  return a;
+MOE_FN void moe_weight_grad_a_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert, int64_t from,
+                               int64_t n, moe_a_ *a) {
+  memset(a, 0, sizeof *a);
+  a->rows = n;
+  a->buffer = scratch->a_packed;
+  a->is_panel = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] != NULL;
+  a->pack = moe_weight_grad_pack_a_;
+  a->reads = moe_weight_grad_a_reads_;
+  a->source = stage;
+  a->expert = expert;
+  a->column = from;
 }
 
 MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t n0) {
@@ -130,13 +130,15 @@ MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, 
 
 /* dW rows [m0, m0+rows) x `panels` panels' columns at n0; of whole panels that leave by non-temporal stores only the lines
    that are not theirs alone, which they begin and end within. */
-MOE_FN moe_prefetch_ moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows,
-                                             int64_t n0, int64_t panels, int nt) {
+MOE_FN void moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t expert, int64_t m0, int64_t rows, int64_t n0,
+                                    int64_t panels, int nt, moe_prefetch_ *prefetch) {
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
   const int64_t n = moe_min_(panels * MOE_NR, stage->n - n0), end = n / MOE_NR * MOE_NR;
   const char *first = moe_weight_grad_at_(stage, expert, m0, n0);
-  if (!nt) return moe_prefetch_rows_(first, NULL, NULL, stride, rows, n * size);
-  return moe_prefetch_rows_(first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
+  if (nt)
+    moe_prefetch_rows_(prefetch, first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
+  else
+    moe_prefetch_rows_(prefetch, first, NULL, NULL, stride, rows, n * size);
 }
 
 /* Whether dW is the products, and nothing else. */
@@ -144,7 +146,7 @@ MOE_FN int moe_weight_grad_alone_(const moe_weight_grad_ *stage) { return !stage
 
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
-MOE_FN int moe_weight_grad_in_tile_(const moe_weight_grad_ *stage) {
+MOE_FN int moe_weight_grad_in_ukernel_(const moe_weight_grad_ *stage) {
   const int can = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] && moe_weight_grad_alone_(stage);
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
   return can && fits;
@@ -157,7 +159,8 @@ MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
 
 /* Whether dW leaves by non-temporal stores, as an array does that none would keep: within the tile, or by whole lines. */
 MOE_FN int moe_weight_grad_nt_(const moe_weight_grad_ *stage) {
-  const int can = moe_weight_grad_in_tile_(stage) || (moe_weight_grad_alone_(stage) && moe_weight_grad_whole_(stage));
+  const int can =
+      moe_weight_grad_in_ukernel_(stage) || (moe_weight_grad_alone_(stage) && moe_weight_grad_whole_(stage));
   return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_NT_MIN_BYTES;
 }
 
@@ -195,43 +198,45 @@ MOE_FN void moe_weight_grad_epilogue_(void *arg, int64_t p, float *c) {
 }
 
 /* dW rows [m0, m0+rows) of `panels` panels at n0; `next` is read after them. */
-MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
-                                  int64_t m0, int64_t rows, int64_t n0, int64_t panels, const moe_b_ *b,
-                                  const moe_prefetch_ *next) {
+MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, moe_a_ *a, int64_t n0,
+                                  int64_t panels, const moe_b_ *b, const moe_prefetch_ *next) {
   const int nt = moe_weight_grad_nt_(stage), unread = moe_weight_grad_unread_(stage);
+  const int64_t expert = a->expert, m0 = a->column;
   MOE_LINE_ALIGNED char carry[MOE_NR * 64];
-  const moe_prefetch_ into = moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : rows, n0, panels, nt);
-  moe_weight_grad_product_ product = {stage, expert, m0, rows, n0};
-  moe_epilogue_ results = moe_epilogue_store_(moe_weight_grad_epilogue_, &product);
-  results.into = &into;
-  if (moe_weight_grad_in_tile_(stage))
-    results.to = (moe_place_){moe_weight_grad_at_(stage, expert, m0, n0),
-                              stage->n * moe_dtype_bytes_(stage->dtype),
-                              stage->dtype,
-                              nt,
-                              nt && !unread ? carry : NULL,
-                              0,
-                              0};
-  moe_a_ a = moe_weight_grad_a_(stage, scratch, expert, m0, rows);
-  moe_group_multiply_(stage->group, scratch, &a, b, next, &results);
+  moe_weight_grad_product_ product = {stage, expert, m0, a->rows, n0};
+  moe_prefetch_ into;
+  moe_epilogue_ epilogue;
+  moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : a->rows, n0, panels, nt, &into);
+  moe_epilogue_init_(&epilogue, moe_weight_grad_epilogue_, &product);
+  epilogue.into = &into;
+  if (moe_weight_grad_in_ukernel_(stage))
+    epilogue.to = (moe_place_){.base = moe_weight_grad_at_(stage, expert, m0, n0),
+                               .stride = stage->n * moe_dtype_bytes_(stage->dtype),
+                               .dtype = stage->dtype,
+                               .nt = nt,
+                               .carry = nt && !unread ? carry : NULL};
+  moe_group_multiply_(stage->group, scratch, a, b, 0, panels, next, &epilogue);
 }
 
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
                                      int64_t n0, int64_t panels, const moe_prefetch_ *next) {
   const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
+  const int64_t kc = moe_kc_(&stage->group->kernels->gemm->blocking, stage->group->panel, MOE_MC, k);
   char *y = (char *)scratch->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products */
+  moe_a_ a, a_next;
+  moe_b_ b;
   for (int64_t j = 0; j < panels; j++) {
     const int64_t at = n0 + j * MOE_NR;
     moe_weight_grad_b_(stage, expert, stage->blank + at, moe_min_(MOE_NR, stage->n - at), y + j * bytes);
   }
-  const moe_b_ b = moe_b_packed_(y, bytes, moe_min_(panels * MOE_NR, stage->n - n0), k);
-  const int64_t kc = moe_min_(k, moe_kc_(stage->group->kernels, stage->group->panel, MOE_MC, k));
+  moe_b_packed_(&b, y, bytes, moe_min_(panels * MOE_NR, stage->n - n0), k);
+  moe_weight_grad_a_(stage, scratch, expert, stage->m_from, moe_min_(MOE_NR, stage->m_to - stage->m_from), &a_next);
   for (int64_t m0 = stage->m_from; m0 < stage->m_to; m0 += MOE_NR) {
-    const int64_t rows = moe_min_(MOE_NR, stage->m_to - m0);
-    const moe_a_ then =
-        moe_weight_grad_a_(stage, scratch, expert, m0 + MOE_NR, moe_min_(MOE_NR, stage->m_to - m0 - MOE_NR));
-    const moe_prefetch_ prefetch = then.rows > 0 ? then.reads(&then, 0, kc) : *next;
-    moe_weight_grad_rows_(stage, scratch, expert, m0, rows, n0, panels, &b, &prefetch);
+    moe_prefetch_ reads = *next;
+    a = a_next;
+    moe_weight_grad_a_(stage, scratch, expert, m0 + MOE_NR, moe_min_(MOE_NR, stage->m_to - m0 - MOE_NR), &a_next);
+    if (a_next.rows > 0) a_next.reads(&a_next, 0, moe_min_(k, kc), &reads);
+    moe_weight_grad_rows_(stage, scratch, &a, n0, panels, &b, &reads);
   }
 }
 
@@ -245,9 +250,9 @@ MOE_FN void moe_weight_grad_item_reads_(void *arg, int64_t item, moe_prefetch_ *
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
   int64_t expert, n0;
   moe_weight_grad_split_(stage, item, &expert, &n0);
-  *prefetch =
-      moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
-                             moe_min_(stage->wide * MOE_NR, stage->n - n0), 0, moe_group_rows_(stage->group, expert));
+  moe_weight_grad_reads_(stage, &stage->y, stage->y_dtype, expert, stage->blank + n0,
+                         moe_min_(stage->wide * MOE_NR, stage->n - n0), 0, moe_group_rows_(stage->group, expert),
+                         prefetch);
 }
 
 /* An expert without rows still gets its gradient, zero. */

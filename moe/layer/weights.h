@@ -4,52 +4,57 @@
 #ifndef MOE_LAYER_WEIGHTS_H
 #define MOE_LAYER_WEIGHTS_H
 
-MOE_FN moe_b_ moe_weights_gate_up_as_given_(const void *arg, int64_t expert) {
+MOE_FN void moe_weights_gate_up_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  return moe_weight_b_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert);
+  moe_weight_b_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert, b);
 }
 
-MOE_FN moe_b_ moe_weights_down_as_given_(const void *arg, int64_t expert) {
+MOE_FN void moe_weights_down_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  return moe_weight_b_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert);
+  moe_weight_b_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert, b);
 }
 
-MOE_FN moe_b_ moe_weights_down_transposed_as_given_(const void *arg, int64_t expert) {
+MOE_FN void moe_weights_down_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = l->H * call->size;
-  if (call->down.quantized.weight) return moe_quantized_b_(&call->down.quantized, expert, 1);
-  return moe_b_transposed_((const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
+  if (call->down.quantized.weight)
+    moe_quantized_b_(&call->down.quantized, expert, 1, b);
+  else
+    moe_b_transposed_(b, (const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
 }
 
 /* With skip_gate over up alone. */
-MOE_FN moe_b_ moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t expert) {
+MOE_FN void moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = 2 * l->I * call->size, from = call->glu.skip_gate ? l->I : 0;
-  if (call->gate_up.quantized.weight) return moe_quantized_b_(&call->gate_up.quantized, expert, 1);
-  return moe_b_transposed_((const char *)l->gate_up_proj_weight + expert * l->H * stride + from * call->size, stride,
-                           l->H, call->dtype, 2 * l->I - from);
+  if (call->gate_up.quantized.weight)
+    moe_quantized_b_(&call->gate_up.quantized, expert, 1, b);
+  else
+    moe_b_transposed_(b, (const char *)l->gate_up_proj_weight + expert * l->H * stride + from * call->size, stride,
+                      l->H, call->dtype, 2 * l->I - from);
 }
 
-/* A quantised weight is rounded already the way the forward contracts. */
-MOE_FN moe_b_ moe_weights_gate_up_(const moe_blockwise_ *call, int64_t expert) {
-  const moe_b_ b = moe_weights_gate_up_as_given_(call, expert);
-  return call->gate_up.quantized.weight ? b : moe_rounded_b_(&call->rounded_gate_up, expert, b);
+/* A quantised weight is rounded already along the forward's contraction. */
+MOE_FN void moe_weights_gate_up_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+  moe_weights_gate_up_as_given_(call, expert, b);
+  if (!call->gate_up.quantized.weight) moe_rounded_b_(&call->rounded_gate_up, expert, b);
 }
 
-MOE_FN moe_b_ moe_weights_down_(const moe_blockwise_ *call, int64_t expert) {
-  const moe_b_ b = moe_weights_down_as_given_(call, expert);
-  return call->down.quantized.weight ? b : moe_rounded_b_(&call->rounded_down, expert, b);
+MOE_FN void moe_weights_down_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+  moe_weights_down_as_given_(call, expert, b);
+  if (!call->down.quantized.weight) moe_rounded_b_(&call->rounded_down, expert, b);
 }
 
-MOE_FN moe_b_ moe_weights_down_transposed_(const moe_blockwise_ *call, int64_t expert) {
-  return moe_rounded_b_(&call->rounded_down_transposed, expert, moe_weights_down_transposed_as_given_(call, expert));
+MOE_FN void moe_weights_down_transposed_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+  moe_weights_down_transposed_as_given_(call, expert, b);
+  moe_rounded_b_(&call->rounded_down_transposed, expert, b);
 }
 
-MOE_FN moe_b_ moe_weights_gate_up_transposed_(const moe_blockwise_ *call, int64_t expert) {
-  return moe_rounded_b_(&call->rounded_gate_up_transposed, expert,
-                        moe_weights_gate_up_transposed_as_given_(call, expert));
+MOE_FN void moe_weights_gate_up_transposed_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+  moe_weights_gate_up_transposed_as_given_(call, expert, b);
+  moe_rounded_b_(&call->rounded_gate_up_transposed, expert, b);
 }
 
 /* What a quantised weight stands for is a float. The call must stay where it is. */

@@ -92,7 +92,7 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
 /* A B whose columns are rounded, from another. */
 typedef struct moe_rounded_ {
   const moe_mx_round_ *round;
-  moe_b_ (*b)(const void *arg, int64_t expert);
+  void (*b)(const void *arg, int64_t expert, moe_b_ *b);
   const void *arg;
   int64_t segment; /* groups start anew every so many elements of the contraction */
   moe_dtype dtype; /* of the elements */
@@ -100,18 +100,19 @@ typedef struct moe_rounded_ {
 
 /* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
    it. */
-MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
-                               int64_t k, char *panel) {
+MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p,
+                               int64_t from, int64_t k, char *panel) {
   if (kind != MOE_PANEL_F32) return 0;
   const moe_rounded_ *rounded = (const moe_rounded_ *)b->source;
   const moe_fpenv_ saved = moe_fpenv_enter_();
-  const moe_b_ all = rounded->b(rounded->arg, b->expert), inner = moe_b_part_(&all, b->column / moe_b_width_(b), 1);
+  moe_b_ inner;
+  rounded->b(rounded->arg, b->expert, &inner);
   float group[MOE_MX_GROUP_ * MOE_NR];
   for (int64_t at = from, end; at < from + k; at = end) {
     const int64_t segment = at / rounded->segment * rounded->segment;
     const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
     const int64_t n = moe_min_(MOE_MX_GROUP_, moe_min_(segment + rounded->segment, b->k) - first);
-    moe_pack_b_(kernels, MOE_PANEL_F32, &inner, first, n, group);
+    moe_pack_b_(kernels, MOE_PANEL_F32, &inner, p, first, n, group);
     moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, group, n);
     end = moe_min_(first + n, from + k);
     memcpy(panel + (at - from) * MOE_NR_BYTES_, group + (at - first) * MOE_NR, (size_t)((end - at) * MOE_NR_BYTES_));
@@ -121,15 +122,14 @@ MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_
   return 1;
 }
 
-/* What rounded->right gave for the expert, rounded if that is wanted. */
-MOE_FN moe_b_ moe_rounded_b_(const moe_rounded_ *rounded, int64_t expert, moe_b_ b) {
-  if (!rounded->round->enabled) return b;
-  b.decode = moe_rounded_decode_;
-  b.small_m = NULL;
-  b.format = NULL;
-  b.source = rounded;
-  b.expert = expert;
-  return b;
+/* Rounds what rounded->b gave for the expert, if that is wanted. */
+MOE_FN void moe_rounded_b_(const moe_rounded_ *rounded, int64_t expert, moe_b_ *b) {
+  if (!rounded->round->enabled) return;
+  b->decode = moe_rounded_decode_;
+  b->small_m = NULL;
+  b->format = NULL;
+  b->source = rounded;
+  b->expert = expert;
 }
 
 /* -------------------------------------------------------------------------------------------------- rows of tensors */

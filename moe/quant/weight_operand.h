@@ -201,29 +201,45 @@ MOE_FN void moe_patch_pack_(const moe_weight_patch_ *p, moe_panel_kind_ kind, ch
 
 /* ------------------------------------------------------------------------------------------------------ as operands */
 
-/* The patch of a panel that is one part's columns, or elements, contracted from `from` on. */
-MOE_FN moe_weight_patch_ moe_b_patch_(const moe_b_ *b, const moe_kernels *kernels, int64_t part, int64_t from,
-                                      int64_t k) {
+/* The patch of panel p: one part's columns, or elements, contracted from `from` on. */
+MOE_FN moe_weight_patch_ moe_b_patch_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t part,
+                                      int64_t from, int64_t k) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   const int64_t width = moe_b_width_(b);
-  const moe_weight_patch_ patch = {q,    kernels, b->expert,    q->part + part, b->column, b->n,
-                                   from, k,       part * width, width,          0};
+  const moe_weight_patch_ patch = {.q = q,
+                                   .kernels = kernels,
+                                   .expert = b->expert,
+                                   .part = q->part + part,
+                                   .column = p * width,
+                                   .count = moe_b_columns_(b, p, 1),
+                                   .element = from,
+                                   .elements = k,
+                                   .col = part * width,
+                                   .width = width};
   return patch;
 }
-MOE_FN moe_weight_patch_ moe_b_patch_transposed_(const moe_b_ *b, const moe_kernels *kernels, int64_t from,
+MOE_FN moe_weight_patch_ moe_b_patch_transposed_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from,
                                                  int64_t end) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
-  const int64_t columns = q->side.columns, part = from / columns, n = moe_min_(end, (part + 1) * columns) - from;
-  const moe_weight_patch_ patch = {q, kernels, b->expert, q->part + part, from % columns, n, b->column, b->n,
-                                   0, MOE_NR,  1};
+  const int64_t columns = q->side.columns, part = from / columns;
+  const moe_weight_patch_ patch = {.q = q,
+                                   .kernels = kernels,
+                                   .expert = b->expert,
+                                   .part = q->part + part,
+                                   .column = from % columns,
+                                   .count = moe_min_(end, (part + 1) * columns) - from,
+                                   .element = p * MOE_NR,
+                                   .elements = moe_b_columns_(b, p, 1),
+                                   .width = MOE_NR,
+                                   .transposed = 1};
   return patch;
 }
 
-MOE_FN int moe_quantized_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t from,
-                                 int64_t k, char *panel) {
+MOE_FN int moe_quantized_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p,
+                                 int64_t from, int64_t k, char *panel) {
   if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)b->source, 0)) return 0;
   for (int64_t part = 0; part < b->parts; part++) {
-    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, part, from, k);
+    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, p, part, from, k);
     moe_patch_pack_(&patch, kind, panel);
   }
   if (kind == MOE_PANEL_F32) moe_panel_even_(k, panel);
@@ -232,11 +248,11 @@ MOE_FN int moe_quantized_decode_(const moe_b_ *b, const moe_kernels *kernels, mo
 
 /* The contraction may pass from one part to the next within a piece. */
 MOE_FN int moe_quantized_decode_transposed_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind,
-                                            int64_t from, int64_t k, char *panel) {
+                                            int64_t p, int64_t from, int64_t k, char *panel) {
   if (kind == MOE_PANEL_PAIRS && !moe_quantized_as_pairs_((const moe_quantized_ *)b->source, 1)) return 0;
   const int64_t row = kind == MOE_PANEL_F32 ? MOE_NR_BYTES_ : MOE_NR_BYTES_ / 2;
   for (int64_t at = from, n; at < from + k; at += n) {
-    const moe_weight_patch_ patch = moe_b_patch_transposed_(b, kernels, at, from + k);
+    const moe_weight_patch_ patch = moe_b_patch_transposed_(b, kernels, p, at, from + k);
     n = patch.count;
     moe_patch_pack_(&patch, kind, panel + (at - from) * row);
   }
@@ -245,11 +261,11 @@ MOE_FN int moe_quantized_decode_transposed_(const moe_b_ *b, const moe_kernels *
 }
 
 /* MX whose elements of K lie side by side, over all of K. */
-MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, moe_small_m_ *small_m) {
+MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   moe_codes_ codes[2];
   for (int64_t part = 0; part < b->parts; part++) {
-    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, part, 0, b->k);
+    const moe_weight_patch_ patch = moe_b_patch_(b, kernels, p, part, 0, b->k);
     codes[part] = moe_patch_columns_(&patch, NULL);
     codes[part].prefetch = patch.width * codes[part].stride;
   }
@@ -275,20 +291,19 @@ MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_
 
 /* The weight's columns, contracted over K; and its transpose: columns along K, contracted over the columns of all
    parts. */
-MOE_FN moe_b_ moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transposed) {
+MOE_FN void moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transposed, moe_b_ *b) {
   const int64_t parts = q->side.parts - q->part, columns = q->side.columns;
-  moe_b_ b = {0};
-  b.parts = transposed ? 1 : parts;
-  b.n = transposed ? q->side.K : columns;
-  b.k = transposed ? parts * columns : q->side.K;
-  b.decode = transposed ? moe_quantized_decode_transposed_ : moe_quantized_decode_;
+  memset(b, 0, sizeof *b);
+  b->parts = transposed ? 1 : parts;
+  b->n = transposed ? q->side.K : columns;
+  b->k = transposed ? parts * columns : q->side.K;
+  b->decode = transposed ? moe_quantized_decode_transposed_ : moe_quantized_decode_;
   if (!transposed && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->side.layout) && q->side.scales == MOE_MX_SCALES_OWN)
-    b.small_m = moe_quantized_small_m_;
-  if (!transposed && moe_weight_scaled_after_(q->weight)) b.format = &q->format;
-  b.source = q;
-  b.expert = expert;
-  moe_quantized_place_(q, transposed, &b);
-  return b;
+    b->small_m = moe_quantized_small_m_;
+  if (!transposed && moe_weight_scaled_after_(q->weight)) b->format = &q->format;
+  b->source = q;
+  b->expert = expert;
+  moe_quantized_place_(q, transposed, b);
 }
 
 #endif

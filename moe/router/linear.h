@@ -93,8 +93,9 @@ MOE_FN void moe_router_multiply_(const moe_router_product_ *p, const moe_a_ *a, 
   const int64_t width = MOE_NC_PANELS * MOE_NR;
   for (int64_t at = 0; at < columns; at += width) {
     const int64_t end = moe_min_(columns, at + width);
-    const moe_b_ b = moe_b_packed_(moe_router_panel_(w, at / MOE_NR), moe_panel_bytes_(MOE_PANEL_F32, k), end - at, k);
-    const moe_gemm_ product = {w->kernels, MOE_PRODUCT_F32, a, &b, c, NULL, NULL, NULL};
+    moe_b_ b;
+    moe_b_packed_(&b, moe_router_panel_(w, at / MOE_NR), moe_panel_bytes_(MOE_PANEL_F32, k), end - at, k);
+    const moe_gemm_ product = {w->kernels, MOE_PRODUCT_F32, a, &b, 0, moe_b_panels_(&b), c, NULL, NULL, NULL};
     moe_multiply_(&product);
     for (int64_t j = at; j < end; j += MOE_NR)
       moe_router_store_(p, first, a->rows, j, moe_min_(MOE_NR, end - j),
