@@ -110,10 +110,8 @@ MOE_QUICK_BEGIN
 #include "quant/element.h"
 #include "router/loss.h"
 #include "layer/activation.h"
-MOE_ONCE_BEGIN
 #include "layer/group.h"
 #include "layer/expert_stage.h"
-MOE_ONCE_END
 #include "quant/mx_layout_map.h"
 #include "quant/mx_layout.h"
 #include "quant/nki_vector.h"
@@ -126,16 +124,12 @@ MOE_ONCE_END
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
-MOE_ONCE_BEGIN
 #include "layer/weights.h"
-MOE_ONCE_END
 #include "layer/checkpoint.h"
 #include "layer/combine.h"
-MOE_ONCE_BEGIN
 #include "layer/gate_up.h"
 #include "layer/weight_grad.h"
 #include "layer/down_grad.h"
-MOE_ONCE_END
 #include "layer/small_grads.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"

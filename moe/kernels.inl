@@ -1,19 +1,15 @@
-/* Every kernel of one instruction set, and the table that publishes them. Wants MOE_ISA, MOE_VOCABULARY,
-   MOE_PACKED_A (1: the tile is as wide as a panel, and multiplies panels by panels), MOE_KC_BYTES,
-   MOE_KC_SHORT_ROWS, MOE_PREFETCH_BYTES, MOE_MATH, MOE_SMALL_M_16BIT and MOE_SMALL_M_F32 (rows at most that plain weights
-   stream past) and MOE_VECTORS. Where that is 1 vectors are of more than one element, and there are
-   MOE_NR_VECTORS, MOE_SMALL_M_CODES (the same of codes) and MOE_SMALL_M_ONE_DEEP (rows of columns side by side of one row; 0:
-   two, of a few rows as well). MOE_FORMAT_UPPER: an element is the upper half of its float. What loses speed when it is
-   compiled quickly is not (measured: the rows, the tiles, packing, bf16's halves and streams), and what gains by it is
-   scheduled (the tiles, bf16's halves). */
+/* Every kernel of one instruction set, and the tables that publish them. Wants
+     MOE_ISA         the instruction set
+     MOE_VOCABULARY  the file of moe/simd/ that its kernels are written in
+     MOE_VECTORS     0: vectors have one element, and products are portable C
+     MOE_MATH        how exp and its kin are compiled: inlined into loops of vectors, or called
+   and the instruction set's numbers in gemm/blocking.h. For each storage format MOE_FORMAT is set; MOE_FORMAT_UPPER: an
+   element is the upper 16 bits of its float. */
 
 #include "vec/math.inl"
-MOE_QUICK_WIDE_BEGIN
 #include "vec/activation.inl"
 #include "vec/glu.inl"
-MOE_QUICK_END
 #include "vec/row.inl"
-MOE_SCHEDULED_BEGIN
 #if MOE_VECTORS
 #include "gemm/ukernel_f32.inl"
 #else
@@ -24,15 +20,12 @@ MOE_SCHEDULED_BEGIN
 #endif
 #include "quant/codes.inl"
 #include "quant/groups_u16.inl"
-MOE_SCHEDULED_END
 
 #define MOE_FORMAT f32
 #define MOE_FORMAT_TYPE float
 #define MOE_FORMAT_UPPER 0
 #include "gemm/format.inl"
-MOE_QUICK_WIDE_BEGIN
 #include "quant/groups.inl"
-MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
@@ -41,13 +34,11 @@ MOE_QUICK_END
 #define MOE_FORMAT_TYPE moe_bf16
 #define MOE_FORMAT_UPPER 1
 #include "gemm/format.inl"
-MOE_QUICK_WIDE_BEGIN
 #if MOE_VECTORS
 #include "quant/groups.inl"
 #else
 #include "quant/groups_by_float.inl"
 #endif
-MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
@@ -55,21 +46,16 @@ MOE_QUICK_END
 #define MOE_FORMAT fp16
 #define MOE_FORMAT_TYPE moe_fp16
 #define MOE_FORMAT_UPPER 0
-MOE_QUICK_WIDE_BEGIN
 #include "gemm/format.inl"
 #include "quant/groups_by_float.inl"
-MOE_QUICK_END
 #undef MOE_FORMAT
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
 
 #if MOE_VECTORS
-MOE_SCHEDULED_BEGIN
 #include "gemm/ukernel_pack_b.inl"
-MOE_SCHEDULED_END
 #endif
 
-MOE_QUICK_WIDE_BEGIN
 #include "quant/words.inl"
 
 #define MOE_CODES_BITS 4
@@ -89,14 +75,12 @@ MOE_QUICK_WIDE_BEGIN
 #undef MOE_PLAIN
 
 #if MOE_VECTORS
-MOE_QUICK_END
 #if MOE_SMALL_M_ONE_DEEP
 #include "gemm/small_m_one.inl"
 #else
 #include "gemm/small_m_two.inl"
 #endif
 #include "gemm/small_m_rows.inl"
-MOE_QUICK_WIDE_BEGIN
 #define MOE_SMALL_M_PAIRS 0
 #include "gemm/small_m_columns.inl"
 #undef MOE_SMALL_M_PAIRS
@@ -107,8 +91,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "quant/small_m_codes.inl"
 #undef MOE_CODES_BITS
 #endif
-
-MOE_QUICK_END
 
 #include "vec/table.inl"
 #define MOE_GEMM_DOT 0

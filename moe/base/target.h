@@ -37,8 +37,6 @@
 #define MOE_TARGET_BEGIN(features) \
   MOE_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define MOE_TARGET_END MOE_PRAGMA(clang attribute pop)
-#define MOE_SCHEDULED_BEGIN
-#define MOE_SCHEDULED_END
 #define MOE_UNROLL     MOE_PRAGMA(clang loop unroll(full))
 #define MOE_UNROLL_FEW MOE_PRAGMA(clang loop unroll_count(2)) /* wholly where there are no more */
 #elif defined(__GNUC__)
@@ -61,53 +59,32 @@
 #define MOE_TARGET_BEGIN(features)                                                                  \
   MOE_PRAGMA(GCC push_options)                                                                      \
   MOE_PRAGMA(GCC optimize("no-tree-pre", "no-gcse", "no-rerun-cse-after-loop", "no-tree-vectorize", \
-                          "no-schedule-insns2", MOE_OPTIMIZE_LESS_))                                \
+                          MOE_OPTIMIZE_LESS_))                                                      \
   MOE_PRAGMA(GCC target(features))
 #define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
-/* Within such a region: tiles and 16-bit workers take 2 to 4 % longer where gcc does not schedule instructions, streams
-   4 % longer where it does (measured with AVX2). */
-#define MOE_SCHEDULED_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("schedule-insns2"))
-#define MOE_SCHEDULED_END   MOE_PRAGMA(GCC pop_options)
 #define MOE_UNROLL     MOE_PRAGMA(GCC unroll 64)
 #define MOE_UNROLL_FEW MOE_PRAGMA(GCC unroll 2)
 #else
 #error "moe.h needs gcc or clang"
 #endif
 
-/* Code that runs as fast when it is compiled in half the time: what only arranges the kernels' work and, WIDE, kernels
-   that are all intrinsics and unrolled loops. gcc takes -O1 for it, and leaves out of what is no kernel the passes that
-   cost most and find least there; kernels must not return with the vector registers' upper halves in use, which it sees
-   to from -O2 on only. clang must not unroll or inline beyond what is asked for. */
+/* MOE_QUICK_BEGIN .. END: code that only arranges the kernels' work, and runs as fast when it is compiled in half the
+   time. gcc takes -O1 for it without the passes that cost most and find least there; clang must not unroll or inline
+   beyond what is asked for. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
-#define MOE_QUICK_BEGIN      MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
-#define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
-#define MOE_QUICK_END        MOE_PRAGMA(clang attribute pop)
-#define MOE_ONCE_BEGIN \
-  MOE_QUICK_END MOE_PRAGMA(clang attribute push(__attribute__((optnone)), apply_to = function))
-#define MOE_ONCE_END MOE_PRAGMA(clang attribute pop) MOE_QUICK_BEGIN
+#define MOE_QUICK_BEGIN MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
+#define MOE_QUICK_END   MOE_PRAGMA(clang attribute pop)
 #elif defined(__GNUC__) && defined(__OPTIMIZE__)
-#define MOE_QUICK_OPTIMIZE_(...) \
-  MOE_PRAGMA(GCC push_options)   \
-  MOE_PRAGMA(GCC optimize("O1", "no-thread-jumps", "no-guess-branch-probability", MOE_OPTIMIZE_LESS_, __VA_ARGS__))
-#define MOE_QUICK_BEGIN                                                                                 \
-  MOE_QUICK_OPTIMIZE_("no-tree-ccp", "no-tree-dominator-opts", "no-tree-loop-optimize", "no-tree-pta",  \
-                      "no-tree-fre", "no-tree-ch", "no-forward-propagate", "no-split-wide-types",       \
-                      "no-reorder-blocks", "no-tree-sink", "no-ivopts", "ira-region=one")
-#define MOE_QUICK_WIDE_BEGIN MOE_QUICK_OPTIMIZE_("expensive-optimizations")
+#define MOE_QUICK_BEGIN                                                                                      \
+  MOE_PRAGMA(GCC push_options)                                                                               \
+  MOE_PRAGMA(GCC optimize("O1", "no-thread-jumps", "no-guess-branch-probability", MOE_OPTIMIZE_LESS_,        \
+                          "no-tree-ccp", "no-tree-dominator-opts", "no-tree-loop-optimize", "no-tree-pta",   \
+                          "no-tree-fre", "no-tree-ch", "no-forward-propagate", "no-split-wide-types",        \
+                          "no-reorder-blocks", "no-tree-sink", "no-ivopts", "ira-region=one"))
 #define MOE_QUICK_END MOE_PRAGMA(GCC pop_options)
-#define MOE_ONCE_BEGIN MOE_QUICK_END MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O0"))
-#define MOE_ONCE_END MOE_PRAGMA(GCC pop_options) MOE_QUICK_BEGIN
 #else
 #define MOE_QUICK_BEGIN
-#define MOE_QUICK_WIDE_BEGIN
 #define MOE_QUICK_END
-#endif
-
-/* Within such code: what runs once a call or a few times an item, and never goes through tensors itself. Compilers are
-   the quicker if they optimise none of it. */
-#ifndef MOE_ONCE_BEGIN
-#define MOE_ONCE_BEGIN
-#define MOE_ONCE_END
 #endif
 
 /* x, as if it had been computed here, in a register where that kind is known: gcc would load a vector again for each of

@@ -54,11 +54,9 @@ MOE_INLINE void MOE_K(small_m_from)(int codes, const moe_small_m_ *s, int64_t fi
     }
 }
 
-MOE_QUICK_WIDE_BEGIN /* it is the faster for it (measured) */
     MOE_FN void
     MOE_K(small_m_fp8)(const moe_small_m_ *s) {
   MOE_K(small_m_from)(1, s, 0);
 }
-MOE_QUICK_END
 
 MOE_FN void MOE_K(small_m)(const moe_small_m_ *s) { MOE_K(small_m_from)(0, s, MOE_K(small_m_first)(s)); }

@@ -34,13 +34,11 @@ MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
 
 /* The step, as moe_prefetch_step_. Not inlined into every micro-kernel, and compiled without vector moves, which are slow
    where the registers' upper halves are in use. */
-MOE_QUICK_BEGIN
 MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
   moe_prefetches_rows_(prefetches);
   const int64_t fetches = moe_prefetch_step_(&prefetches->b, fetch);
   return fetches ? fetches : moe_prefetch_step_(&prefetches->into, fetch);
 }
-MOE_QUICK_END
 
 /* `rows` rows times a panel, MOE_MR at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row kc_bytes on. One

@@ -53,7 +53,6 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_NR + j)));
 }
 
-MOE_SCHEDULED_BEGIN
 #include "ukernel_packed_a.inl"
 
 /* Where cores share their way to memory, Zen 4 drops much of what is fetched for the second level: where there is time,
@@ -165,9 +164,7 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
   moe_ukernel_store_(t, &at);
 }
 
-MOE_SCHEDULED_END
 
-MOE_QUICK_WIDE_BEGIN
 #define MOE_SMALL_M_PAIRS 1
 #include "small_m_columns.inl"
 #undef MOE_SMALL_M_PAIRS
@@ -185,7 +182,6 @@ MOE_QUICK_WIDE_BEGIN
 #include "../quant/pack_codes_bf16.inl"
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
-MOE_QUICK_END
 
 #define MOE_VECTORS 1
 #define MOE_GEMM_DOT 0

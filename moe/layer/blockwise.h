@@ -28,7 +28,6 @@ MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
   const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
@@ -117,7 +116,6 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
   return n;
 }
 
-MOE_ONCE_END
 
 /* What only a look into the tensors tells. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
@@ -129,7 +127,6 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
 
-MOE_ONCE_BEGIN
 
 /* Elements of the longest row or column that is multiplied or is a product's. */
 MOE_FN int64_t moe_layer_longest_(const moe_blockwise_layer *layer) {
@@ -175,7 +172,6 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
                               layer->quantized_down_weight);
 }
 
-MOE_ONCE_END
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
 MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n,

@@ -18,7 +18,6 @@ typedef struct moe_backward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
   MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
@@ -122,7 +121,6 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   return glu;
 }
 
-MOE_ONCE_END
 
 MOE_FN void moe_backward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
   moe_weights_gate_up_transposed_(stage->call, expert, b);
@@ -145,7 +143,6 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   kernels->vec->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
-MOE_ONCE_BEGIN
 
 /* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
 MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
@@ -301,7 +298,6 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   if (pre) moe_run_(ctx, &affinity, 1);
 }
 
-MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

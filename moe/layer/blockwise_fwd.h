@@ -13,7 +13,6 @@ typedef struct moe_forward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_ONCE_BEGIN
 
 MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
 
@@ -146,7 +145,6 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
-MOE_ONCE_END
 
 /* The down projection by itself. */
 MOE_FN void moe_forward_down_b_(const void *arg, int64_t expert, moe_b_ *b) {
@@ -234,7 +232,6 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   moe_run_(ctx, &work, 1);
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
@@ -271,7 +268,6 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_forward_blank_rows_(forward);
 }
 
-MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

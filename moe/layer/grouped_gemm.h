@@ -17,7 +17,6 @@ typedef struct moe_grouped_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
   MOE_TRY(moe_check_context_(ctx));
@@ -39,7 +38,6 @@ MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped
   return MOE_OK;
 }
 
-MOE_ONCE_END
 
 MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g) {
   const moe_grouped_gemm_args *args = g->args;
@@ -55,7 +53,6 @@ MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g
   return MOE_OK;
 }
 
-MOE_ONCE_BEGIN
 
 /* Tensors an operation does not use are left out of its table. */
 MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, const moe_arena_ *sized, int sizes_only) {
@@ -88,7 +85,6 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, co
   return moe_grouped_check_ids_(ctx, g);
 }
 
-MOE_ONCE_END
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 

@@ -122,7 +122,6 @@ MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_wei
   return moe_quantized_check_(ctx, args->quantized, parts, args->rows);
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes,
                                 int sizes_only) {
@@ -180,6 +179,5 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
 MOE_DTYPE_LIST(MOE_DEFINE_PACK_)
 #undef MOE_DEFINE_PACK_
 
-MOE_ONCE_END
 
 #endif

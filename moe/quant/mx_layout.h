@@ -6,7 +6,6 @@ enum { MOE_MX_BLOCK_COLUMNS_ = 64, MOE_MX_ZERO_CHUNK_ = 1 << 16 };
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_mx_check_shape_(moe_context *ctx, moe_mx_layout layout, int bits, int parts, int64_t K) {
   if (moe_mx_is_x4_(layout) && parts == 2 && K % MOE_MX_TILE_ != 0)
@@ -54,7 +53,6 @@ MOE_FN moe_status moe_mx_check_(moe_context *ctx, const moe_mx_layout_args *a) {
   return MOE_OK;
 }
 
-MOE_ONCE_END
 
 MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
   moe_mx_side_ s = moe_mx_side_of_shape_(output ? a->to : a->from, a->element_bits, a->E, a->K, a->parts, a->columns);

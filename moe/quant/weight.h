@@ -68,7 +68,6 @@ MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
   return bytes;
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_weight *w, int parts, int64_t K) {
   if (!w) return MOE_OK;
@@ -86,7 +85,6 @@ MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_wei
   return moe_mx_check_shape_(ctx, w->layout, bits, parts, K);
 }
 
-MOE_ONCE_END
 
 /* A weight's codes and scales in a function's table of tensors; two of them. */
 MOE_FN int moe_quantized_tensors_(const moe_quantized_ *q, const char *codes, const char *scales, moe_tensor_ *tensor) {

@@ -165,7 +165,6 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blocks_args *args) {
   MOE_TRY(moe_check_context_(ctx));
@@ -205,7 +204,6 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, co
   return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
 }
 
-MOE_ONCE_END
 
 MOE_FN moe_status moe_route_run_(moe_context *ctx, moe_route_ *route) {
   const moe_work_ count = {route->chunks, moe_route_count_, route, NULL},

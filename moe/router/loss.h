@@ -214,7 +214,6 @@ MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
   moe_run_(ctx, &finish, 1);
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
   MOE_TRY(moe_check_context_(ctx));
@@ -238,7 +237,6 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *
   return balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
 }
 
-MOE_ONCE_END
 
 MOE_FN moe_status moe_router_loss_any_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
   moe_router_loss_ loss;

@@ -2,7 +2,6 @@
 #ifndef MOE_ROUTER_SCORE_H
 #define MOE_ROUTER_SCORE_H
 
-MOE_ONCE_BEGIN
 
 /* E experts, k of them per token. */
 MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
@@ -29,7 +28,6 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   return MOE_OK;
 }
 
-MOE_ONCE_END
 
 MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
   return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;

@@ -135,7 +135,6 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &scratch, t);
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized,
                                     int sizes_only) {
@@ -200,6 +199,5 @@ MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_a
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
 #undef MOE_DEFINE_ROUTER_
 
-MOE_ONCE_END
 
 #endif

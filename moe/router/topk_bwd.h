@@ -173,7 +173,6 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
 
 /* ------------------------------------------------------------------------------------------------------- validation */
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
   const moe_router_topk_bwd_args *args = bwd->args;
@@ -190,7 +189,6 @@ MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_rout
   return MOE_OK;
 }
 
-MOE_ONCE_END
 
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
   for (int64_t i = 0; i < n; i++)
@@ -199,7 +197,6 @@ MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index
   return MOE_OK;
 }
 
-MOE_ONCE_BEGIN
 
 MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized,
                                         int sizes_only) {
@@ -297,6 +294,5 @@ MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_to
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
 #undef MOE_DEFINE_ROUTER_BWD_
 
-MOE_ONCE_END
 
 #endif

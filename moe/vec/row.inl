@@ -69,7 +69,6 @@ MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
   return sum;
 }
 
-MOE_QUICK_WIDE_BEGIN
 MOE_FN void MOE_K(exp_row)(float *y, const float *x, float shift, int64_t n) {
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = moe_min_(n - i, MOE_W);
@@ -98,7 +97,6 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
     if (dy) MOE_V(storen)(dy + i, slope, left);
   }
 }
-MOE_QUICK_END
 
 /* The larger of two vectors' workers or, of elements of two bytes, half workers; the largest magnitudes of n elements. */
 MOE_INLINE MOE_V(i) MOE_K(larger)(MOE_V(i) most, const char *from, int size) {
