@@ -28,7 +28,6 @@ MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-
 MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
   const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
                           config->up_clamp_lower_limit};
@@ -116,7 +115,6 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
   return n;
 }
 
-
 /* What only a look into the tensors tells. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
   MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_weight->scales"));
@@ -126,7 +124,6 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 }
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
-
 
 /* Elements of the longest row or column that is multiplied or is a product's. */
 MOE_FN int64_t moe_layer_longest_(const moe_blockwise_layer *layer) {
@@ -148,7 +145,7 @@ MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
 
 MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer, moe_dtype dtype, int dropping) {
   memset(call, 0, sizeof *call);
-  call->group = moe_group_of_(dtype, layer->E);
+  moe_group_init_(&call->group, dtype, layer->E);
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
   if (layer->quantized_hidden_states) call->layer.hidden_states = NULL;
@@ -171,7 +168,6 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
                               layer->quantized_down_weight);
 }
-
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
 MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *tensor, int64_t from, int64_t n,

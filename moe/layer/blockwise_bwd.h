@@ -18,7 +18,6 @@ typedef struct moe_backward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-
 MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
   MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
@@ -121,7 +120,6 @@ MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
   return glu;
 }
 
-
 MOE_FN void moe_backward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
   moe_weights_gate_up_transposed_(stage->call, expert, b);
 }
@@ -143,7 +141,6 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *su
   kernels->vec->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
-
 /* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
 MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
   const int on = call->layer.mx.weight_grads;
@@ -152,121 +149,120 @@ MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ 
 }
 
 /* That of the down weight, of the experts and panels whose a*m there is. */
-MOE_FN moe_weight_grad_ moe_backward_down_weight_(const moe_backward_ *backward, const moe_down_grad_ *from) {
+MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_down_grad_ *from,
+                                      moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_weight_grad_ stage = {0};
-  stage.group = &from->group;
-  stage.x_panelled = from->am;
-  stage.x_dtype = call->inner_dtype;
-  moe_backward_round_(call, &stage.x_round, &stage.y_round);
-  stage.y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
-  stage.y_dtype = call->dtype;
-  stage.m = l->I;
-  stage.m_from = from->am.panel * MOE_NR;
-  stage.m_to = moe_min_(l->I, stage.m_from + from->am.panels * MOE_NR);
-  stage.n = l->H;
-  stage.output = (char *)backward->args->down_proj_weight_grad;
-  stage.dtype = backward->weight_grad_dtype;
-  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->group = &from->group;
+  stage->x_panelled = from->am;
+  stage->x_dtype = call->inner_dtype;
+  moe_backward_round_(call, &stage->x_round, &stage->y_round);
+  stage->y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
+  stage->y_dtype = call->dtype;
+  stage->m = l->I;
+  stage->m_from = from->am.panel * MOE_NR;
+  stage->m_to = moe_min_(l->I, stage->m_from + from->am.panels * MOE_NR);
+  stage->n = l->H;
+  stage->output = (char *)backward->args->down_proj_weight_grad;
+  stage->dtype = backward->weight_grad_dtype;
+  stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
 }
 
 /* The gradients of the pre-activations, and what falls off on the way: those of the down weight, but for that of the
    last experts, whose a*m is there in the end. */
-MOE_FN moe_down_grad_ moe_backward_down_(moe_context *ctx, moe_backward_ *backward) {
+MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_down_grad_ *down_grad) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
     call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, backward->x, backward->rounded_x,
                                      call->layer.mx.activation_layout);
     moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
-    moe_expert_stage_ stage = moe_gate_up_stage_(&gate_up);
+    moe_expert_stage_ stage;
+    moe_gate_up_stage_(&gate_up, &stage);
     const moe_work_ work = moe_expert_stage_work_(&stage);
     moe_run_(ctx, &work, 1);
   }
-  moe_down_grad_ down_grad = {0};
-  down_grad.call = call;
-  down_grad.glu = moe_backward_glu_(call);
-  down_grad.output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
-                                            backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
-  down_grad.checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
-  down_grad.pre = backward->pre;
-  down_grad.scaled = backward->scaled;
-  down_grad.rounded = backward->rounded;
+  memset(down_grad, 0, sizeof *down_grad);
+  down_grad->call = call;
+  down_grad->glu = moe_backward_glu_(call);
+  down_grad->output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
+                                             backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
+  down_grad->checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
+  down_grad->pre = backward->pre;
+  down_grad->scaled = backward->scaled;
+  down_grad->rounded = backward->rounded;
   /* Before they are read again, weights pass through the caches as well. */
   const int64_t row = call->layer.I * call->inner_size;
-  down_grad.nt = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_NT_MIN_BYTES / 3;
-  down_grad.dot = backward->dot;
-  down_grad.bias_grad = (char *)args->gate_and_up_proj_bias_grad;
-  down_grad.bias_dtype = backward->weight_grad_dtype;
-  down_grad.accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  down_grad.am_rows = backward->am_rows;
-  moe_down_grad_start_(&down_grad, args->down_proj_weight_grad ? backward->am : NULL);
-  while (moe_down_grad_more_(&down_grad)) {
-    moe_down_grad_next_(&down_grad);
-    moe_expert_stage_ stage = moe_down_grad_stage_(&down_grad);
-    moe_weight_grad_ weight = moe_backward_down_weight_(backward, &down_grad);
+  down_grad->nt = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_NT_MIN_BYTES / 3;
+  down_grad->dot = backward->dot;
+  down_grad->bias_grad = (char *)args->gate_and_up_proj_bias_grad;
+  down_grad->bias_dtype = backward->weight_grad_dtype;
+  down_grad->accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
+  down_grad->am_rows = backward->am_rows;
+  moe_down_grad_start_(down_grad, args->down_proj_weight_grad ? backward->am : NULL);
+  while (moe_down_grad_more_(down_grad)) {
+    moe_down_grad_next_(down_grad);
+    moe_expert_stage_ stage;
+    moe_down_grad_stage_(down_grad, &stage);
+    moe_weight_grad_ weight;
+    moe_backward_down_weight_(backward, down_grad, &weight);
     const moe_work_ work = moe_expert_stage_work_(&stage), after = moe_weight_grad_work_(&weight);
     moe_run_(ctx, &work, 1);
-    if (moe_down_grad_more_(&down_grad)) moe_run_(ctx, &after, 1);
+    if (moe_down_grad_more_(down_grad)) moe_run_(ctx, &after, 1);
   }
-  return down_grad;
 }
 
-MOE_FN moe_combine_ moe_backward_hidden_(moe_backward_ *backward) {
+MOE_FN void moe_backward_hidden_(moe_backward_ *backward, moe_combine_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_combine_ stage = {0};
-  stage.call = call;
-  stage.a = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
-  stage.from = call->glu.skip_gate ? l->I : 0;
-  stage.k = 2 * l->I - stage.from;
-  stage.b = moe_backward_b_;
-  stage.add = moe_backward_add_;
-  stage.output = (char *)backward->args->hidden_states_grad;
-  stage.stride = l->H * call->size;
-  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
-  stage.user = backward;
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->call = call;
+  stage->a = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage->from = call->glu.skip_gate ? l->I : 0;
+  stage->k = 2 * l->I - stage->from;
+  stage->b = moe_backward_b_;
+  stage->add = moe_backward_add_;
+  stage->output = (char *)backward->args->hidden_states_grad;
+  stage->stride = l->H * call->size;
+  stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
+  stage->user = backward;
 }
 
-MOE_FN moe_weight_grad_ moe_backward_gate_up_weight_(const moe_backward_ *backward) {
+MOE_FN void moe_backward_gate_up_weight_(const moe_backward_ *backward, moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_weight_grad_ stage = {0};
-  stage.group = &call->group;
-  stage.x = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
-  stage.x_dtype = call->dtype;
-  moe_backward_round_(call, &stage.x_round, &stage.y_round);
-  stage.y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
-  stage.y_dtype = call->inner_dtype;
-  stage.m = stage.m_to = l->H;
-  stage.blank = call->glu.skip_gate ? l->I : 0;
-  stage.n = 2 * l->I - stage.blank;
-  stage.output = (char *)backward->args->gate_up_proj_weight_grad;
-  stage.dtype = backward->weight_grad_dtype;
-  stage.accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->group = &call->group;
+  stage->x = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
+  stage->x_dtype = call->dtype;
+  moe_backward_round_(call, &stage->x_round, &stage->y_round);
+  stage->y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage->y_dtype = call->inner_dtype;
+  stage->m = stage->m_to = l->H;
+  stage->blank = call->glu.skip_gate ? l->I : 0;
+  stage->n = 2 * l->I - stage->blank;
+  stage->output = (char *)backward->args->gate_up_proj_weight_grad;
+  stage->dtype = backward->weight_grad_dtype;
+  stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
 }
 
-MOE_FN moe_small_grads_ moe_backward_small_(const moe_backward_ *backward) {
+MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   const int post = moe_post_scaled_(&call->layer.config), pre = moe_pre_scaled_(&call->layer.config);
-  moe_small_grads_ stage = {0};
-  stage.call = call;
-  stage.output_grad = backward->output_grad;
-  stage.dot = post || pre ? backward->dot : NULL;
-  stage.dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_NR);
+  memset(stage, 0, sizeof *stage);
+  stage->call = call;
+  stage->output_grad = backward->output_grad;
+  stage->dot = post || pre ? backward->dot : NULL;
+  stage->dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_NR);
   if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
-    stage.down_checkpoint = (const char *)args->down_proj_act_checkpoint;
-  stage.bias_term = post && call->layer.down_proj_bias != NULL;
-  stage.affinity_grad = (char *)args->expert_affinities_masked_grad;
-  stage.down_bias_grad = (char *)args->down_proj_bias_grad;
-  stage.bias_dtype = backward->weight_grad_dtype;
-  stage.accumulate = args->accumulate;
-  return stage;
+    stage->down_checkpoint = (const char *)args->down_proj_act_checkpoint;
+  stage->bias_term = post && call->layer.down_proj_bias != NULL;
+  stage->affinity_grad = (char *)args->expert_affinities_masked_grad;
+  stage->down_bias_grad = (char *)args->down_proj_bias_grad;
+  stage->bias_dtype = backward->weight_grad_dtype;
+  stage->accumulate = args->accumulate;
 }
 
 MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
@@ -278,11 +274,15 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
   backward->output_grad = moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
                                              backward->args->output_hidden_states_grad, backward->decoded_output_grad);
-  const moe_down_grad_ down_grad = moe_backward_down_(ctx, backward);
-  moe_combine_ hidden = moe_backward_hidden_(backward);
-  moe_weight_grad_ gate_up = moe_backward_gate_up_weight_(backward),
-                   down = moe_backward_down_weight_(backward, &down_grad);
-  moe_small_grads_ small = moe_backward_small_(backward);
+  moe_down_grad_ down_grad;
+  moe_backward_down_(ctx, backward, &down_grad);
+  moe_combine_ hidden;
+  moe_backward_hidden_(backward, &hidden);
+  moe_weight_grad_ gate_up, down;
+  moe_backward_gate_up_weight_(backward, &gate_up);
+  moe_backward_down_weight_(backward, &down_grad, &down);
+  moe_small_grads_ small;
+  moe_backward_small_(backward, &small);
   /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small, NULL};
@@ -297,7 +297,6 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   moe_run_(ctx, work, pre ? 4 : 5);
   if (pre) moe_run_(ctx, &affinity, 1);
 }
-
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

@@ -13,7 +13,6 @@ typedef struct moe_forward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-
 MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
 
 /* What the device kernels of seed S2 accept. */
@@ -145,7 +144,6 @@ MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
-
 /* The down projection by itself. */
 MOE_FN void moe_forward_down_b_(const void *arg, int64_t expert, moe_b_ *b) {
   moe_weights_down_(&((const moe_forward_ *)arg)->call, expert, b);
@@ -158,17 +156,16 @@ MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_products_ *p) {
     memcpy(forward->down + (p->first + i) * H + p->panel * MOE_NR, p->c + i * MOE_NR, (size_t)p->n * sizeof(float));
 }
 
-MOE_FN moe_expert_stage_ moe_forward_down_stage_(moe_forward_ *forward) {
+MOE_FN void moe_forward_down_stage_(moe_forward_ *forward, moe_expert_stage_ *stage) {
   const moe_blockwise_ *call = &forward->call;
-  moe_expert_stage_ stage = {0};
-  stage.group = &call->group;
-  stage.a = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
-  stage.a_dtype = call->inner_dtype;
-  stage.b = moe_forward_down_b_;
-  stage.store_panel = moe_forward_down_epilogue_;
-  stage.arg = forward;
-  moe_expert_stage_start_(&stage, call->down.panels, call->layer.I);
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->group = &call->group;
+  stage->a = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
+  stage->a_dtype = call->inner_dtype;
+  stage->b = moe_forward_down_b_;
+  stage->store_panel = moe_forward_down_epilogue_;
+  stage->arg = forward;
+  moe_expert_stage_start_(stage, call->down.panels, call->layer.I);
 }
 
 MOE_FN void moe_forward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
@@ -232,7 +229,6 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   moe_run_(ctx, &work, 1);
 }
 
-
 MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
@@ -245,7 +241,9 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
   moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
-  moe_expert_stage_ gate_up_stage = moe_gate_up_stage_(&gate_up), down_stage = moe_forward_down_stage_(forward);
+  moe_expert_stage_ gate_up_stage, down_stage;
+  moe_gate_up_stage_(&gate_up, &gate_up_stage);
+  moe_forward_down_stage_(forward, &down_stage);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
                              {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
   const moe_work_ apart = moe_expert_stage_work_(&down_stage);
@@ -267,7 +265,6 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   moe_run_(ctx, &second, 1);
   moe_forward_blank_rows_(forward);
 }
-
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 

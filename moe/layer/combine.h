@@ -197,7 +197,8 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
-  moe_scratch_ scratch = moe_scratch_at_(&call->group, worker, stage, moe_combine_sums_(call, call->group.workers));
+  moe_scratch_ scratch;
+  moe_scratch_at_(&call->group, worker, stage, moe_combine_sums_(call, call->group.workers), &scratch);
   const moe_patch_ patch = moe_combine_patch_(call, item);
   const int64_t t0 = patch.chunk * plan->chunk_rows, tokens = moe_min_(plan->chunk_rows, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];

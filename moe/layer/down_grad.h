@@ -173,22 +173,21 @@ MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
   }
 }
 
-MOE_FN moe_expert_stage_ moe_down_grad_stage_(moe_down_grad_ *down_grad) {
+MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *stage) {
   const moe_blockwise_ *call = down_grad->call;
-  moe_expert_stage_ stage = {0};
-  stage.group = &down_grad->group;
-  stage.a = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
-  stage.a_dtype = call->dtype;
-  stage.b = moe_down_grad_b_;
-  stage.store_panel = moe_down_grad_epilogue_;
-  stage.reads = moe_down_grad_reads_;
-  stage.sums = moe_down_grad_sums_(call);
-  stage.begin = moe_down_grad_begin_;
-  stage.end = moe_down_grad_end_;
-  stage.arg = down_grad;
-  moe_expert_stage_start_(&stage, down_grad->am.panels, call->layer.H);
-  stage.split.panel = down_grad->am.panel;
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->group = &down_grad->group;
+  stage->a = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
+  stage->a_dtype = call->dtype;
+  stage->b = moe_down_grad_b_;
+  stage->store_panel = moe_down_grad_epilogue_;
+  stage->reads = moe_down_grad_reads_;
+  stage->sums = moe_down_grad_sums_(call);
+  stage->begin = moe_down_grad_begin_;
+  stage->end = moe_down_grad_end_;
+  stage->arg = down_grad;
+  moe_expert_stage_start_(stage, down_grad->am.panels, call->layer.H);
+  stage->split.panel = down_grad->am.panel;
 }
 
 #endif

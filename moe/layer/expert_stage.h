@@ -95,7 +95,8 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scr
 
 MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, stage, stage->sums);
+  moe_scratch_ scratch;
+  moe_scratch_at_(stage->group, worker, stage, stage->sums, &scratch);
   const moe_span_ span = moe_span_of_(&stage->split, item);
   int64_t first = stage->group->first[span.expert];
   const int64_t end = stage->group->first[span.expert + 1],

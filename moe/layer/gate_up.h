@@ -85,17 +85,16 @@ MOE_FN void moe_gate_up_epilogue_(void *arg, const moe_products_ *p) {
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);
 }
 
-MOE_FN moe_expert_stage_ moe_gate_up_stage_(moe_gate_up_ *gate_up) {
+MOE_FN void moe_gate_up_stage_(moe_gate_up_ *gate_up, moe_expert_stage_ *stage) {
   const moe_blockwise_ *call = gate_up->call;
-  moe_expert_stage_ stage = {0};
-  stage.group = &call->group;
-  stage.a = (moe_rows_){call->hidden, call->layer.H * call->size, call->plan.token};
-  stage.a_dtype = call->dtype;
-  stage.b = moe_gate_up_b_;
-  stage.store_panel = moe_gate_up_epilogue_;
-  stage.arg = gate_up;
-  moe_expert_stage_start_(&stage, call->gate_up.panels, call->layer.H);
-  return stage;
+  memset(stage, 0, sizeof *stage);
+  stage->group = &call->group;
+  stage->a = (moe_rows_){call->hidden, call->layer.H * call->size, call->plan.token};
+  stage->a_dtype = call->dtype;
+  stage->b = moe_gate_up_b_;
+  stage->store_panel = moe_gate_up_epilogue_;
+  stage->arg = gate_up;
+  moe_expert_stage_start_(stage, call->gate_up.panels, call->layer.H);
 }
 
 #endif

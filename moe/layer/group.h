@@ -30,14 +30,12 @@ typedef struct moe_scratch_ {
   int64_t sums;     /*   so many */
 } moe_scratch_;
 
-MOE_FN moe_group_ moe_group_of_(moe_dtype dtype, int64_t E) {
-  moe_group_ group;
-  memset(&group, 0, sizeof group);
-  group.kernels = moe_kernels_();
-  group.product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
-  group.panel = group.kernels->gemm->panel[group.product];
-  group.E = group.to = E;
-  return group;
+MOE_FN void moe_group_init_(moe_group_ *group, moe_dtype dtype, int64_t E) {
+  memset(group, 0, sizeof *group);
+  group->kernels = moe_kernels_();
+  group->product = dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
+  group->panel = group->kernels->gemm->panel[group->product];
+  group->E = group->to = E;
 }
 
 MOE_FN int64_t moe_group_rows_(const moe_group_ *group, int64_t expert) {
@@ -76,11 +74,10 @@ MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_
 MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15); }
 
 /* One worker's layout; the arena only adds up when it has no memory. */
-MOE_FN moe_scratch_ moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena) {
-  moe_scratch_ scratch = {0};
-  scratch.b_buffer = (char *)moe_take_(arena, moe_b_buffer_bytes_(group->kernels, group->panel));
-  scratch.a_packed = (char *)moe_take_(arena, group->room);
-  return scratch;
+MOE_FN void moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena, moe_scratch_ *scratch) {
+  memset(scratch, 0, sizeof *scratch);
+  scratch->b_buffer = (char *)moe_take_(arena, moe_b_buffer_bytes_(group->kernels, group->panel));
+  scratch->a_packed = (char *)moe_take_(arena, group->room);
 }
 
 /* What workers are asked for: at most so many rows and so long operands and results there are. */
@@ -106,6 +103,7 @@ MOE_FN int64_t moe_scratch_room_(const moe_group_ *group, int64_t rows, int64_t 
 MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_t workers,
                                     const moe_scratch_needs_ *needs) {
   moe_arena_ one = {NULL, 0};
+  moe_scratch_ scratch;
   const int64_t panels = moe_ceil_div_(needs->longest, MOE_NR), rows = moe_min_(needs->rows, MOE_MC),
                 most = moe_max_(needs->sums, needs->floats),
                 usual = moe_scratch_room_(group, MOE_MC, 1, needs->panels, needs->sums, needs->floats),
@@ -115,7 +113,7 @@ MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_
   group->workers = workers;
   group->room = room < 0 || grads < 0 ? -1 : moe_max_(room, grads);
   group->panels = moe_min_(MOE_NC_PANELS, panels);
-  moe_scratch_layout_(group, &one);
+  moe_scratch_layout_(group, &one, &scratch);
   group->scratch_bytes = one.used;
   group->scratch = (char *)moe_take_(arena, moe_mul_(workers, one.used));
 }
@@ -139,15 +137,15 @@ MOE_FN moe_scratch_parts_ moe_scratch_parts_of_(const moe_group_ *group, int64_t
 
 /* The worker at an item of a stage, which asks for so many sums; `of`: the stage, or NULL if it uses the room in its own
    way. What another one has left there is held no longer. */
-MOE_FN moe_scratch_ moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker, const void *of, int64_t sums) {
+MOE_FN void moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker, const void *of, int64_t sums,
+                            moe_scratch_ *scratch) {
   moe_arena_ arena = {group->scratch + worker->index * group->scratch_bytes, 0};
-  moe_scratch_ scratch = moe_scratch_layout_(group, &arena);
   const moe_cached_ none = {of, 0, 0};
+  moe_scratch_layout_(group, &arena, scratch);
   if (worker->cached.owner != of) worker->cached = none;
-  scratch.cached = &worker->cached;
-  scratch.sums = sums;
-  scratch.sum = (float *)(void *)(scratch.a_packed + group->room) - moe_sums_whole_(sums);
-  return scratch;
+  scratch->cached = &worker->cached;
+  scratch->sums = sums;
+  scratch->sum = (float *)(void *)(scratch->a_packed + group->room) - moe_sums_whole_(sums);
 }
 
 /* Rows [first, first+count) as A, elements [from, from+k), and where its products go; multiplied again right

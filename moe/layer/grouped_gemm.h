@@ -17,7 +17,6 @@ typedef struct moe_grouped_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-
 MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "num_tokens", args->num_tokens));
@@ -38,7 +37,6 @@ MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped
   return MOE_OK;
 }
 
-
 MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g) {
   const moe_grouped_gemm_args *args = g->args;
   int64_t rows = 0;
@@ -52,7 +50,6 @@ MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "gather_indices", "has a slot outside [0,num_tokens*topk)");
   return MOE_OK;
 }
-
 
 /* Tensors an operation does not use are left out of its table. */
 MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, const moe_arena_ *sized, int sizes_only) {
@@ -84,7 +81,6 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, co
   if (forward) MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
   return moe_grouped_check_ids_(ctx, g);
 }
-
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
@@ -143,18 +139,17 @@ MOE_FN void moe_grouped_epilogue_(void *arg, const moe_products_ *p) {
   moe_grouped_store_((const moe_grouped_ *)arg, p->first, p->rows, p->panel * MOE_NR, p->n, p->c);
 }
 
-MOE_FN moe_expert_stage_ moe_grouped_stage_(moe_grouped_ *g) {
-  moe_expert_stage_ stage = {0};
-  stage.group = &g->group;
-  stage.a = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
-  stage.a_dtype = g->dtype;
-  stage.b = moe_grouped_b_;
-  stage.store_panel = moe_grouped_epilogue_;
-  stage.arg = g;
+MOE_FN void moe_grouped_stage_(moe_grouped_ *g, moe_expert_stage_ *stage) {
+  memset(stage, 0, sizeof *stage);
+  stage->group = &g->group;
+  stage->a = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
+  stage->a_dtype = g->dtype;
+  stage->b = moe_grouped_b_;
+  stage->store_panel = moe_grouped_epilogue_;
+  stage->arg = g;
   if (!moe_grouped_scatters_(g))
-    stage.to = (moe_place_){moe_grouped_out_(g), moe_grouped_columns_(g) * g->size, g->dtype, 0, NULL, 0, 0};
-  moe_expert_stage_start_(&stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
-  return stage;
+    stage->to = (moe_place_){moe_grouped_out_(g), moe_grouped_columns_(g) * g->size, g->dtype, 0, NULL, 0, 0};
+  moe_expert_stage_start_(stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
 }
 
 /* Work item: 64 columns of the rows at no position. */
@@ -166,18 +161,17 @@ MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_worker_ *worke
   for (int64_t pos = g->first[g->group.E]; pos < g->total; pos++) moe_grouped_store_(g, pos, 1, at, n, zero);
 }
 
-MOE_FN moe_weight_grad_ moe_grouped_dw_(const moe_grouped_ *g) {
-  moe_weight_grad_ stage = {0};
-  stage.group = &g->group;
-  stage.x = moe_grouped_dy_(g);
-  stage.y = moe_grouped_x_(g);
-  stage.x_dtype = stage.y_dtype = g->dtype;
-  stage.m = stage.m_to = g->args->N;
-  stage.n = g->args->K;
-  stage.output = (char *)g->args->dW;
-  stage.dtype = g->weight_grad_dtype;
-  stage.accumulate = g->args->accumulate_dW;
-  return stage;
+MOE_FN void moe_grouped_dw_(const moe_grouped_ *g, moe_weight_grad_ *stage) {
+  memset(stage, 0, sizeof *stage);
+  stage->group = &g->group;
+  stage->x = moe_grouped_dy_(g);
+  stage->y = moe_grouped_x_(g);
+  stage->x_dtype = stage->y_dtype = g->dtype;
+  stage->m = stage->m_to = g->args->N;
+  stage->n = g->args->K;
+  stage->output = (char *)g->args->dW;
+  stage->dtype = g->weight_grad_dtype;
+  stage->accumulate = g->args->accumulate_dW;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */
@@ -200,12 +194,14 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
   for (int64_t i = 0; i < g->total && g->args->permute_x; i++)
     g->token[i] = (int32_t)(g->args->gather_indices[i] / g->args->topk);
   if (g->op == MOE_GROUPED_DW) {
-    moe_weight_grad_ stage = moe_grouped_dw_(g);
+    moe_weight_grad_ stage;
+    moe_grouped_dw_(g, &stage);
     const moe_work_ work = moe_weight_grad_work_(&stage);
     moe_run_(ctx, &work, 1);
     return;
   }
-  moe_expert_stage_ stage = moe_grouped_stage_(g);
+  moe_expert_stage_ stage;
+  moe_grouped_stage_(g, &stage);
   const moe_work_ work[] = {moe_expert_stage_work_(&stage), {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
   moe_run_(ctx, work, 2);
 }
@@ -218,7 +214,7 @@ MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args
   if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
   MOE_TRY(moe_grouped_check_options_(ctx, args));
   memset(&g, 0, sizeof g);
-  g.group = moe_group_of_(dtype, args->E);
+  moe_group_init_(&g.group, dtype, args->E);
   g.args = args;
   g.op = op;
   g.dtype = dtype;

@@ -122,7 +122,6 @@ MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_wei
   return moe_quantized_check_(ctx, args->quantized, parts, args->rows);
 }
 
-
 MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes,
                                 int sizes_only) {
   if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
@@ -132,7 +131,8 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
   MOE_TRY(moe_pack_check_quantized_(ctx, args));
-  const moe_group_ group = moe_group_of_(dtype, args->E);
+  moe_group_ group;
+  moe_group_init_(&group, dtype, args->E);
   moe_pack_job_ job = {
       group.kernels,
       moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
@@ -178,6 +178,5 @@ MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *a
   }
 MOE_DTYPE_LIST(MOE_DEFINE_PACK_)
 #undef MOE_DEFINE_PACK_
-
 
 #endif

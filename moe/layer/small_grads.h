@@ -48,7 +48,9 @@ MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *work
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
-  float *column = moe_scratch_at_(&call->group, worker, NULL, call->layer.T).sum;
+  moe_scratch_ scratch;
+  moe_scratch_at_(&call->group, worker, NULL, call->layer.T, &scratch);
+  float *column = scratch.sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);

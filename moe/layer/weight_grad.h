@@ -258,7 +258,8 @@ MOE_FN void moe_weight_grad_item_reads_(void *arg, int64_t item, moe_prefetch_ *
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
-  moe_scratch_ scratch = moe_scratch_at_(stage->group, worker, NULL, 0);
+  moe_scratch_ scratch;
+  moe_scratch_at_(stage->group, worker, NULL, 0, &scratch);
   moe_prefetch_ next;
   int64_t expert, n0;
   moe_next_reads_(worker, &next);
