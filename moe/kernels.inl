@@ -12,6 +12,7 @@
 #include "vec/row.inl"
 #if MOE_VECTORS
 #include "gemm/ukernel_f32.inl"
+#include "gemm/small_m.inl"
 #else
 #include "gemm/ukernel_portable.inl"
 #endif

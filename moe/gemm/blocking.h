@@ -21,7 +21,8 @@ enum {
   MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   under way from memory */
   MOE_SMALL_M_VECTORS = 16,         /* vectors of B that are converted before they are multiplied with all rows */
   /* Two rows of B are read from end to end (small_m_two.inl) for so many rows of A, which take about as long as memory;
-     for fewer of 16-bit elements where stores are half as wide; where prefetches are not dropped it pays for one only. */
+     for fewer of 16-bit elements where stores are half as wide; where prefetches are not dropped it pays for one only.
+     */
   MOE_SMALL_M_TWO_ROWS = 8,
   MOE_SMALL_M_TWO_ROWS_16BIT = 2,
   MOE_SMALL_M_L1_BYTES = 2048, /* of a row under way into the first-level cache meanwhile, or twice that */

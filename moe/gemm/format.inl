@@ -1,5 +1,5 @@
-/* What each storage format must provide: rows to and from float, rows packed into f32 panels, and its loads within the
-   tiles that pack and gather and within streams, which are one for all formats. Included once per format. */
+/* What each storage format provides: rows to and from float, rows packed into f32 panels, its loads within the kernels
+   that are one for all formats. Included once per format. */
 
 MOE_INLINE void MOE_KF(load_one)(float *dst, const char *src, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
@@ -44,7 +44,7 @@ MOE_INLINE void MOE_KF(pack_whole)(float *p, const moe_rows_ *rows, int64_t k, i
   }
 }
 
-/* Columns [col, col+width) of an f32 panel from k rows; whole parts, of 32 or 64 columns, the quick way. */
+/* Columns [col, col+width) of an f32 panel from k rows; whole vectors of 32 or 64 columns first. */
 MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), full = n / MOE_W * MOE_W;
   float *p = (float *)panel + col;
@@ -71,7 +71,7 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
   }
 }
 
-/* Up to MOE_GROUPS_SOME_ groups of 32 codes by way of bf16; returns how many that was for. */
+/* Up to MOE_GROUPS_SOME_ groups of 32 codes, decoded to bf16 first; returns how many. */
 MOE_INLINE int64_t MOE_KF(from_u16)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                     const moe_numbers_ *q) {
   moe_bf16 u16[MOE_GROUPS_SOME_ * 32];
@@ -82,7 +82,7 @@ MOE_INLINE int64_t MOE_KF(from_u16)(char *to, const uint8_t *codes, const uint8_
 }
 
 #if MOE_VECTORS
-/* A tile's columns of a row `offset` bytes on, half of a panel's at each of src, as pack_tile.inl takes them. */
+/* A micro-kernel's columns of a row `offset` bytes on, half of a panel's at each of src, for ukernel_pack_b.inl. */
 MOE_INLINE void MOE_KF(pack_b_load)(const char *const src[2], int64_t offset, int64_t prefetch, MOE_V(f) * b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), half = MOE_NR / 2;
   MOE_UNROLL
@@ -93,7 +93,7 @@ MOE_INLINE void MOE_KF(pack_b_load)(const char *const src[2], int64_t offset, in
   }
 }
 
-/* MOE_W words of each of as many columns, as stream_columns.inl takes them. */
+/* MOE_W words of each of as many columns, for small_m_columns.inl. */
 MOE_INLINE const char *MOE_KF(column_words)(const char *src, int64_t *stride, float *room) {
   if (MOE_FORMAT_UPPER || sizeof(MOE_FORMAT_TYPE) == 4) return src;
   for (int i = 0; i < MOE_W; i++, src += *stride) MOE_V(store)(room + i * MOE_W, MOE_VF(load)(src));
@@ -101,7 +101,7 @@ MOE_INLINE const char *MOE_KF(column_words)(const char *src, int64_t *stride, fl
   return (const char *)room;
 }
 
-/* A stream's next vectors, row by row (see tile.inl), from `src` on. */
+/* The next vectors of B, row by row, for small_m_rows.inl. */
 MOE_INLINE void MOE_KF(small_m_load)(const moe_small_m_ *s, const char *src, MOE_V(f) * b) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_K(small_m_prefetch)(MOE_K(small_m_deep), MOE_K(small_m_wide) * (int)size, s, src);
@@ -114,7 +114,7 @@ MOE_INLINE void MOE_KF(small_m_load)(const moe_small_m_ *s, const char *src, MOE
 }
 
 #if MOE_SMALL_M_ONE_DEEP
-/* One row's products of elements x with as many rows of them (see stream_one.inl), the odd one of two first. */
+/* One row's products of elements x with as many rows of B, the odd one of two first, for small_m_one.inl. */
 MOE_INLINE void MOE_KF(small_m_one)(const moe_small_m_ *s, const char *src, const MOE_V(f) * x, float *c) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE);
   MOE_V(f) sum[MOE_K(small_m_vectors)];
@@ -132,8 +132,8 @@ MOE_INLINE void MOE_KF(small_m_one)(const moe_small_m_ *s, const char *src, cons
   for (int v = 0; v < MOE_K(small_m_vectors); v++) MOE_V(store)(c + v * MOE_W, sum[v]);
 }
 #else
-/* Two rows of them (see stream_pair.inl). Where fetches are dropped, which are more the less arithmetic a line takes,
-   more are asked for, of what this stream will read. */
+/* Two rows of B, for small_m_two.inl. Where prefetches are dropped more of them are made: the less arithmetic a line
+   takes, the more are dropped. */
 MOE_INLINE void MOE_KF(small_m_load_two)(const moe_small_m_ *s, const char *src, int64_t l1_distance, int drops,
                                          MOE_V(f) * above, MOE_V(f) * below) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), stride = s->stride, prefetch = s->prefetch;

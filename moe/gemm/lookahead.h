@@ -3,8 +3,8 @@
 #define MOE_GEMM_LOOKAHEAD_H
 
 /* Of how many panels k elements are prefetched at most, to be multiplied with so many rows: what the second-level cache
-   holds besides what is multiplied; two with many rows, whose products fill that cache and leave memory time enough. Of
-   columns that lie far apart, which may share few places in it, one. Panels that are in cache leave room for something
+   holds besides what is multiplied; two with many rows, whose products fill that cache and give memory time enough. Of
+   columns that lie far apart, which may share few sets of it, one. Panels that are in cache make room for something
    else. */
 MOE_FN int64_t moe_panels_prefetched_(const moe_blocking_ *blocking, moe_panel_kind_ kind, const moe_b_ *b,
                                       int64_t panels, int64_t k, int64_t rows) {
@@ -16,7 +16,7 @@ MOE_FN int64_t moe_panels_prefetched_(const moe_blocking_ *blocking, moe_panel_k
 }
 
 /* In how many runs of panels, as equal as can be, one is prefetched while the one before is multiplied: a short one
-   would have to fetch as much as all others in less time. */
+   would have to prefetch as much as all others in less time. */
 MOE_FN int64_t moe_prefetch_runs_(const moe_blocking_ *blocking, moe_panel_kind_ kind, const moe_b_ *b, int64_t panels,
                                   int64_t k, int64_t rows) {
   return moe_ceil_div_(panels, moe_panels_prefetched_(blocking, kind, b, panels, k, rows));
@@ -80,8 +80,8 @@ MOE_FN int moe_lookahead_epilogue_(const moe_gemm_ *g, const moe_kc_block_ *bloc
   return block->next_k == 0 && g->epilogue && g->epilogue->reads;
 }
 
-/* At the run of panels from p on: the following run is prefetched or, after the last, the next kc block's first, or what
-   is read after this product. With panels that are in cache it is A's next kc block. */
+/* At the run of panels from p on: the following run is prefetched or, after the last, the next kc block's first, or
+   what is read after this product. With panels that are in cache it is A's next kc block. */
 MOE_FN void moe_lookahead_run_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t p, moe_lookahead_ *look) {
   const int64_t run = ++look->run % look->runs, first = moe_run_first_(g->panels, look->runs, run);
   moe_prefetch_ *b = &look->prefetches.b;

@@ -1,6 +1,6 @@
-/* The loops around the micro-kernel: over kc blocks of the contraction, and in each over B's panels, all rows of A times
-   a panel. A's rows are packed with the first panel of a kc block, a panel of B within its first micro-kernel where that
-   can be, so that weights are read once, for few rows or hundreds. */
+/* The loops around the micro-kernel: over kc blocks of the contraction, and in each over B's panels, all rows of A
+   times a panel. A's rows are packed with the first panel of a kc block, a panel of B within its first micro-kernel
+   where that can be, so that weights are read once, for few rows or hundreds. */
 #ifndef MOE_GEMM_MACRO_KERNEL_H
 #define MOE_GEMM_MACRO_KERNEL_H
 

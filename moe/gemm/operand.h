@@ -20,8 +20,8 @@ typedef struct moe_a_ {
   moe_dtype dtype;
   char *buffer;     /* room for the rows packed: kc blocks of all rows one after the other, or one block at a time */
   int keep, cached; /* keep: one after the other; cached: all of them are packed already */
-  /* Instead of place and dtype: packs elements [from, from+k) of all rows or, with is_panel, makes a panel whose columns
-     they are. `room`: for a kc block of a panel. */
+  /* Instead of place and dtype: packs elements [from, from+k) of all rows or, with is_panel, makes a panel whose
+     columns they are. `room`: for a kc block of a panel. */
   int is_panel;
   void (*pack)(const struct moe_a_ *a, const moe_kernels *kernels, int64_t from, int64_t k, char *to, char *room);
   /* With pack: the memory that those are read from, which is prefetched a kc block early. */
@@ -44,9 +44,10 @@ MOE_FN void moe_a_from_rows_(moe_a_ *a, const moe_rows_ *rows, int64_t first, in
 /* ---------------------------------------------------------------------------------------------------------------- B */
 
 /* Columns of k elements each, in panels of MOE_NR: packed ones, panel_bytes apart, or where they lie in memory.
-   Untransposed, element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes MOE_NR/parts columns
-   of each part; transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype are decoded:
-   they may lie so, or somewhere else with no base; or with one part that goes on at base[1] from k = k_second on. */
+   Untransposed, element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes MOE_NR/parts
+   columns of each part; transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype are
+   decoded: they may lie so, or somewhere else with no base; or with one part that goes on at base[1] from k = k_second
+   on. */
 typedef struct moe_b_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;

@@ -1,5 +1,5 @@
-/* What a product is made of. C = A*B is formed nr = 64 columns at a time: B as a packed panel of nr columns, A as rows,
-   of which a kc block at a time is packed from where they lie. Panels come in two kinds:
+/* Panels. C = A*B is formed nr = 64 columns at a time: B as a packed panel of nr columns, A as rows, of which a kc
+   block at a time is packed from where they lie. Panels come in two kinds:
      MOE_PANEL_F32    float [K][64], K rounded up to even
      MOE_PANEL_PAIRS  bf16 [K/2][64][2]: two k side by side, for instructions that take a dot product of bf16 pairs */
 #ifndef MOE_GEMM_PANEL_H

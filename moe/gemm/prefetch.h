@@ -1,19 +1,19 @@
-/* Memory that will be read or written soon, on its way into cache beside the arithmetic. */
+/* Software prefetching: memory that is read or written next is brought into cache while the kernels compute. */
 #ifndef MOE_GEMM_PREFETCH_H
 #define MOE_GEMM_PREFETCH_H
 
-/* A block on its way into cache: `run` fetches `stride` bytes apart, of which some may be of one line, and again `skip`
-   bytes on; `at` NULL: nothing. */
+/* A block of memory to prefetch: `run` prefetches `stride` bytes apart, some of which may be of one line, and again
+   `skip` bytes after the last; `at` NULL: nothing. */
 typedef struct moe_prefetch_block_ {
   const char *at;
   int64_t run, stride, skip;
 } moe_prefetch_block_;
 
-/* Up to so many bytes from fetch to fetch, a line has two or more: there is time to fetch it again. */
+/* Up to so many bytes from one prefetch to the next, a line has two or more: there is time to prefetch it again. */
 enum { MOE_PREFETCH_REPEAT_STRIDE_ = 32 };
 
-/* How far it is: `at` is next, `left` are left before the next skip. `back`, negative: from `at` to the same
-   place a run before, for who fetches again; 0 where there is no time for it. */
+/* A position in a block: `at` is next, `left` are left before the next skip. `back`, negative, leads from `at` to the
+   same place a run before, where a kernel prefetches again; 0: there is no time for it. */
 typedef struct moe_prefetch_at_ {
   const char *at;
   int64_t left, run, stride, skip, back;
@@ -34,7 +34,7 @@ MOE_INLINE void moe_prefetch_next_(moe_prefetch_at_ *fetch) {
   }
 }
 
-/* So many; quicker while there is no skip among them. */
+/* `count` of them; quicker while there is no skip among them. */
 MOE_INLINE void moe_prefetch_some_(moe_prefetch_at_ *fetch, int64_t count) {
   if (fetch->left <= count) {
     for (int64_t i = 0; i < count; i++) moe_prefetch_next_(fetch);
@@ -55,28 +55,27 @@ MOE_INLINE int64_t moe_lines_(const char *first, int64_t apart, int64_t bytes) {
   return moe_ceil_div_((apart % 64 == 0 ? (int64_t)((uintptr_t)first % 64) : 63) + bytes, 64);
 }
 
-enum { MOE_READ_STREAMS_ = 4 }; /* places at which memory is read in turn: it sends more than from one */
+enum { MOE_READ_STREAMS_ = 4 }; /* an array is read at so many places in turns: memory delivers more than from one */
 
-/* What a strand fetches in its turn: of what all read next, `apart` bytes from each other, the lines from `next` on, a
-   line of each in turn. */
+/* One of these places prefetches for all: a line at each, from `next` on, `apart` bytes from each other. */
 MOE_INLINE moe_prefetch_block_ moe_prefetch_streams_(const char *next, int64_t apart) {
   const moe_prefetch_block_ fetch = {next, MOE_READ_STREAMS_, apart, 64 - MOE_READ_STREAMS_ * apart};
   return fetch;
 }
 
-/* Memory that will be read soon: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with
-   an index, at index[row] strides; the same again in `parts` parts, `pitch` bytes apart. */
+/* A region to prefetch: `rows` rows of `lines` cache lines, a row `stride` bytes after the one before or, with an
+   index, at index[row] strides; the same again in `parts` parts, `pitch` bytes apart. */
 typedef struct moe_prefetch_ {
   const char *base;
   const int32_t *index;
   int64_t stride, rows, lines, pitch, parts;
-  int64_t row, line; /* how far it is */
-  /* At each step `times` blocks of `deep` rows and `wide` lines are fetched; with an index, of a row each. */
+  int64_t row, line; /* the position in it */
+  /* A step prefetches `times` blocks of `deep` rows and `wide` lines; with an index, of a row each. */
   int64_t deep, wide, times;
   moe_prefetch_block_ block; /* the next one */
 } moe_prefetch_;
 
-/* The rows of `bytes` each, whichever lines they touch; second: again from there, or NULL. */
+/* Rows of `bytes` bytes, whichever lines they touch; second: the same again from there, or NULL. */
 MOE_FN void moe_prefetch_rows_(moe_prefetch_ *prefetch, const char *first, const char *second, const int32_t *index,
                                int64_t stride, int64_t rows, int64_t bytes) {
   const int64_t pitch = second ? second - first : 0;
@@ -93,14 +92,13 @@ MOE_FN void moe_prefetch_rows_(moe_prefetch_ *prefetch, const char *first, const
 
 enum { MOE_PREFETCH_MIN_LINES = 16 }; /* lines of a step, so that all is there early where steps abound */
 
-/* Memory ahead is brought into cache a little at a time, beside the arithmetic: all of it in `steps` steps, of which
-   each has room for so many fetches; `full`: each makes as many, some of the same line. It is walked in the order it
-   lies in, which the memory system follows. */
+/* Spreads a region over `steps` steps, each of which has room for so many prefetches; `full`: each makes as many, some
+   of the same line. A region is prefetched in the order it lies in, which the hardware follows. */
 MOE_FN void moe_prefetch_pace_(moe_prefetch_ *prefetch, int64_t steps, int64_t room, int full) {
   const int64_t lines = moe_max_(1, prefetch->lines), all = prefetch->parts * prefetch->rows;
   const int64_t even = moe_ceil_div_(all * lines, moe_max_(1, steps));
   const int64_t share = moe_min_(room, moe_max_(MOE_PREFETCH_MIN_LINES, even));
-  const int64_t across = moe_ceil_div_(lines, share); /* blocks beside each other in a row */
+  const int64_t across = moe_ceil_div_(lines, share); /* blocks side by side in a row */
   prefetch->wide = moe_ceil_div_(lines, across);
   prefetch->deep = prefetch->index ? 1 : moe_max_(1, moe_min_(moe_ceil_div_(share, lines), room / lines));
   prefetch->block.run = full ? room / prefetch->deep : prefetch->wide;
@@ -134,15 +132,15 @@ MOE_INLINE void moe_prefetch_move_(moe_prefetch_ *prefetch) {
   prefetch->block.at = prefetch->parts > 0 ? prefetch->base + row * prefetch->stride : NULL;
 }
 
-/* Inlined: gcc takes a function that only fetches for one without effects, and drops its calls. */
+/* Inlined: gcc takes a function that only prefetches for one without effects, and drops its calls. */
 MOE_INLINE void moe_prefetch_now_(const moe_prefetch_ *prefetch) {
   const char *at = prefetch->block.at;
   for (int64_t row = 0; row < prefetch->deep; row++, at += prefetch->stride)
     for (int64_t n = 0; n < prefetch->wide; n++) __builtin_prefetch(at + 64 * n, 0, 2);
 }
 
-/* One step. The last block, if there is one, is left to the caller, who has arithmetic to spread it over. Returns the
-   number of its fetches. */
+/* One step. The last block, if there is one, is for the caller, who spreads it over its arithmetic. Returns the number
+   of its prefetches. */
 MOE_INLINE int64_t moe_prefetch_step_(moe_prefetch_ *prefetch, moe_prefetch_block_ *fetch) {
   if (!prefetch->block.at) return 0;
   for (int64_t i = 1; i < prefetch->times && prefetch->block.at; i++) {

@@ -1,15 +1,14 @@
-/* The streams of stream.inl of bf16 in pairs of k, by dot products: half the arithmetic, to the same bits. In whatever
-   order rows of columns are multiplied, they are fetched in the one they lie in, which memory sends fastest. A fetch is
-   dropped while too many are under way, the more of them the faster the arithmetic runs ahead of memory, so that
-   everything is asked for several times (one row on one Zen 4 core, of the rate of reading alone: asked for once 0.75,
-   twice 0.86, three times 0.94, four times 0.97). */
+/* Small-m products of bf16 by dot products of pairs of k: half the arithmetic of small_m_rows.inl, to the same bits. B
+   is prefetched in the order it lies in, which memory sends fastest. A prefetch is dropped while too many are under
+   way, so everything is prefetched several times (one row on one Zen 4 core, share of the rate of reading alone: once
+   0.75, twice 0.86, three times 0.94, four times 0.97). */
 
 enum {
   MOE_K(strip) = MOE_NR / 2, /* columns at a time */
-  MOE_K(strip_deep) = 8,     /* of so many rows of k, */
-  MOE_K(strip_flat) = 4,     /*   or so many where few rows' sums, which move more often then, */
-  MOE_K(strip_few) = 2,      /*   up to so many, are less than the rows on their way */
-  MOE_K(strip_tries) = 4     /* times that a line is fetched, at most */
+  MOE_K(strip_deep) = 8,     /* of so many rows of B, */
+  MOE_K(strip_flat) = 4,     /*   or so many where sums, which move more often then, */
+  MOE_K(strip_few) = 2,      /*   are less than what is under way from memory: up to so many rows */
+  MOE_K(strip_tries) = 4     /* times that a line is prefetched, at most */
 };
 
 /* The pairs of k from `from` on of all rows. */
@@ -20,7 +19,7 @@ MOE_INLINE void MOE_K(strip_rows)(int deep, const moe_small_m_ *s, int64_t from,
       *pairs = moe_loadi_scalar(x + q) >> 16 | (moe_loadi_scalar(x + q + 1) & 0xffff0000u);
 }
 
-/* All rows times a strip. */
+/* All rows of A times a strip. */
 MOE_INLINE void MOE_K(strip_multiply)(int deep, const moe_small_m_ *s, const char *src, const uint32_t *pairs,
                                       float *c) {
   MOE_V(i) b[MOE_K(strip_deep) / 2][MOE_K(strip) / MOE_W];
@@ -50,10 +49,10 @@ MOE_INLINE void MOE_K(strip_prefetch)(int deep, int tries, const char *from, int
     }
 }
 
-/* All rows times `deep` rows of columns. While these are multiplied as many later ones are fetched, row after row: all
-   of them or, where they do not lie beside each other, one part's, again with the row before. What then passes a row's
-   end takes lines behind it for the next one's first, which have been asked for with the row at hand. (To end exactly,
-   or one call for both distances, takes 2 to 7 % longer: measured.) */
+/* All rows of A times `deep` rows of B. Meanwhile as many later ones are prefetched, row after row: all of them or,
+   where parts are not contiguous, one part's, again with the row before. What then exceeds a row's end takes lines
+   behind it for the next one's first, which have been prefetched with the row at hand. (To end exactly takes 2 to 7 %
+   longer: measured.) */
 MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_small_m_ *s, int64_t from) {
   const int64_t wide = MOE_K(strip), width = MOE_NR / s->parts, run = s->n * s->size, stride = s->stride;
   const int contiguous = s->contiguous;
@@ -62,7 +61,7 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_small_m_ *s,
   MOE_K(strip_rows)(deep, s, from, pairs);
   for (int64_t part = 0; part < s->parts; part++) {
     float *c = s->c + part * width;
-    int64_t left = run; /* bytes of the row that is fetched */
+    int64_t left = run; /* bytes of the row that is prefetched */
     if (!contiguous) next = s->base[part] + (from + deep) * stride;
     for (int64_t j = 0; j < s->n; j += wide, c = moe_small_m_c_(s, c, j, wide, width), next += 64 * deep) {
       const char *src = s->base[part] + from * stride + j * s->size;
@@ -80,14 +79,14 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_small_m_ *s,
   }
 }
 
-/* What is left of k. */
+/* Returns what is left of k. */
 MOE_INLINE int64_t MOE_K(strips)(int deep, int tries, const moe_small_m_ *s) {
   int64_t from = 0;
   for (; from + deep <= s->k; from += deep) MOE_K(strip_of_rows)(deep, tries, s, from);
   return s->k - from;
 }
 
-/* The fewer rows, the faster the arithmetic and the more often lines are asked for. */
+/* The fewer rows, the more often lines are prefetched. */
 MOE_FN void MOE_K(small_m_bf16)(const moe_small_m_ *s) {
   moe_small_m_ rest = *s;
   if (s->rows <= MOE_K(strip_few))

@@ -1,8 +1,8 @@
-/* A few rows times columns that are read once (see moe_small_m_columns_): squares of words turn in registers and are multiplied
-   with all rows from there. MOE_SMALL_M_PAIRS: a word is a pair of bf16 for dot products; else it is a float or, where
-   elements are the upper halves of those, two. */
+/* Small-m products with columns of B that lie side by side (see moe_small_m_columns_): squares of words are transposed
+   in registers and multiplied with all rows of A from there. MOE_SMALL_M_PAIRS: a word is a pair of bf16 for dot
+   products; else it is a float or, where elements are the upper 16 bits of floats, two. */
 
-/* A square's words as they turn: in `room`, or where they lie; `stride` bytes from column to column. */
+/* A square's words to transpose: in `room`, or where they lie; `stride` bytes from column to column. */
 MOE_INLINE const char *MOE_K(column_words)(const moe_small_m_columns_ *s, const char *src, int64_t *stride,
                                            float *room) {
 #if !MOE_SMALL_M_PAIRS
@@ -17,7 +17,8 @@ MOE_INLINE const char *MOE_K(column_words)(const moe_small_m_columns_ *s, const 
   return src;
 }
 
-/* A row's sums and a square's q-th word in the order of multiplication: of floats in pairs the odd one comes first. */
+/* Adds a square's q-th word to a row's sums in the order of the numeric contract: of two floats the odd one comes
+   first. */
 MOE_INLINE MOE_V(f) MOE_K(column_word)(int uppers, const MOE_V(i) * square, int64_t q, const char *x, MOE_V(f) sum) {
 #if MOE_SMALL_M_PAIRS
   (void)uppers;

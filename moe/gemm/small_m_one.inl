@@ -1,8 +1,8 @@
-/* The stream of stream.inl for one row, whose sums stay in registers while MOE_SMALL_M_ONE_DEEP rows of columns go by: as
-   little arithmetic as can be stands between two lines from memory, which come in as many runs. Floats come faster if
-   they are not asked for (measured: Zen 3). Not for codes. */
+/* Small-m products for one row of A, whose sums stay in registers for MOE_SMALL_M_ONE_DEEP rows of B: little arithmetic
+   stands between two lines from memory. Floats come faster without software prefetches (measured: Zen 3). Not for
+   codes. */
 
-/* stream_wide columns of each. */
+/* small_m_wide columns of each row of B. */
 MOE_INLINE void MOE_K(small_m_one)(const moe_small_m_ *s, const char *src, const MOE_V(f) * x, float *c) {
   switch (s->dtype) {
 #define MOE_SMALL_M_ONE_(name, type, NAME) \
@@ -12,7 +12,7 @@ MOE_INLINE void MOE_K(small_m_one)(const moe_small_m_ *s, const char *src, const
   }
 }
 
-/* How many of the k rows of columns went so. */
+/* Returns how many of the k rows of B were multiplied. */
 MOE_FN int64_t MOE_K(small_m_first)(const moe_small_m_ *s) {
   const int64_t wide = MOE_K(small_m_wide), width = MOE_NR / s->parts;
   int64_t from = 0;

@@ -1,8 +1,8 @@
-/* A few rows times columns that are read once (see moe_small_m_): every stored element is converted once and multiplied
-   with all rows, whose sums wait in cache. One for codes, whose constants stay in registers, and one for all other
-   formats, like pack_tile.inl. */
+/* Small-m products with rows of B (see moe_small_m_): every element is converted once and multiplied with all rows of
+   A, whose sums wait in cache. One kernel for codes, whose constants stay in registers, and one for all other formats.
+   */
 
-/* stream_deep rows of stream_wide columns as vectors, row by row; whether that was done. */
+/* small_m_deep rows of small_m_wide columns as vectors, row by row; returns whether that was possible. */
 MOE_INLINE int MOE_K(small_m_load)(int codes, const moe_small_m_ *s, const char *src, MOE_V(f) * b) {
   if (codes) return MOE_K(small_m_load_fp8)(s, src, b);
   switch (s->dtype) {
@@ -14,7 +14,7 @@ MOE_INLINE int MOE_K(small_m_load)(int codes, const moe_small_m_ *s, const char 
   return 1;
 }
 
-/* k rows of n columns, any. */
+/* Any k rows of n columns. */
 MOE_FN void MOE_K(small_m_rest)(const moe_small_m_ *s, const char *src, int64_t k, int64_t n, const float *x,
                                 float *c) {
   const moe_rows_ from = {src, s->stride, NULL};
@@ -26,7 +26,7 @@ MOE_FN void MOE_K(small_m_rest)(const moe_small_m_ *s, const char *src, int64_t 
   MOE_K(small_m_floats)(s, k, rows, x, c);
 }
 
-/* stream_deep rows of stream_wide columns. */
+/* small_m_deep rows of small_m_wide columns. */
 MOE_INLINE void MOE_K(small_m_whole)(int codes, const moe_small_m_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[MOE_SMALL_M_VECTORS];
   const int plain = MOE_K(small_m_load)(codes, s, src, b);
@@ -36,7 +36,7 @@ MOE_INLINE void MOE_K(small_m_whole)(int codes, const moe_small_m_ *s, const cha
     MOE_K(small_m_rest)(s, src, MOE_K(small_m_deep), MOE_K(small_m_wide), x, c);
 }
 
-/* All rows times the elements from `first` on. */
+/* All rows of A times the elements from `first` on. */
 MOE_INLINE void MOE_K(small_m_from)(int codes, const moe_small_m_ *s, int64_t first) {
   const int64_t wide = MOE_K(small_m_wide), deep = MOE_K(small_m_deep);
   const int64_t width = MOE_NR / s->parts;

@@ -1,8 +1,8 @@
-/* The streams of stream.inl for so few rows that memory takes longer: two rows of columns are read side by side from
-   end to end, in the order that memory sends fastest. From the second-level cache they are fetched into the first, too:
-   products that wait for a load leave no room for the fetches behind it. Not for codes. */
+/* Small-m products for so few rows of A that memory takes longer: two rows of B are read side by side from end to end,
+   in the order that memory sends fastest. From the second-level cache they are prefetched into the first, too: products
+   that wait for a load would hold up the prefetches behind it. Not for codes. */
 
-/* stream_wide columns of two rows; those `ahead` and `soon` are fetched. */
+/* small_m_wide columns of two rows of B; those `prefetch` and l1_distance bytes further on are prefetched. */
 MOE_INLINE void MOE_K(small_m_load_two)(const moe_small_m_ *s, const char *src, int64_t l1_distance, int drops,
                                         MOE_V(f) * above, MOE_V(f) * below) {
   switch (s->dtype) {
@@ -15,8 +15,8 @@ MOE_INLINE void MOE_K(small_m_load_two)(const moe_small_m_ *s, const char *src, 
   }
 }
 
-/* The pair of elements from `from` on of each row times the two rows of columns, the odd one first. `rows` is
-   s->rows; where it is known to be one, its elements stay in registers. */
+/* The pair of elements from `from` on of each row of A times the two rows of B, the odd one first. `rows` is s->rows;
+   where it is known to be one, its elements stay in registers. */
 MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t from) {
   const int64_t wide = MOE_K(small_m_wide), size = s->size, width = MOE_NR / s->parts;
   const int64_t stride = s->stride, run = s->n * size;
@@ -25,7 +25,8 @@ MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t 
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
-    int64_t j = 0, l1_distance = near; /* so many bytes on; behind a row's last ones, in the next two rows */
+    int64_t j = 0, l1_distance = near; /* of prefetches into the first-level cache; behind a row's last ones, in the
+                                          next two rows */
     for (int64_t end = s->n - near / size; j < s->n; end = s->n, l1_distance += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_small_m_c_(s, c, j, wide, width)) {
         MOE_V(f) above[MOE_K(small_m_vectors)], below[MOE_K(small_m_vectors)];
@@ -44,7 +45,7 @@ MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t 
   }
 }
 
-/* How many of the k rows of columns went so: all pairs, or none. */
+/* Returns how many of the k rows of B were multiplied: all pairs, or none. */
 MOE_FN int64_t MOE_K(small_m_first)(const moe_small_m_ *s) {
   int64_t from = 0;
   if (s->rows > s->two_rows || s->n % MOE_K(small_m_wide) != 0) return 0;

@@ -4,9 +4,9 @@
 
 /* Panel columns [col, col+width) from K rows of n <= width elements; the rest of the columns becomes zero. */
 typedef void (*moe_pack_rows_fn_)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k, int64_t n);
-/* A few rows times many columns that are read once, in the order they lie in: k rows, `stride` bytes apart, of n
-   elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at c[panel * c_stride
-   + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
+/* A few rows of A times many columns of B that are read once, in the order they lie in: k rows of B, `stride` bytes
+   apart, of n elements in each part. Column j of part p belongs to panel j / (64/parts): its sum for row i is at
+   c[panel * c_stride + 64*i + 64/parts*p + j % (64/parts)], and is added to. */
 typedef struct moe_small_m_ {
   const moe_element_format_ *format; /* of codes, or NULL: of dtype, */
   moe_dtype dtype;
@@ -15,24 +15,24 @@ typedef struct moe_small_m_ {
   const float *x;         /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
   const char *base[2];
-  int64_t parts, stride, n, prefetch; /* ahead: how many bytes further on to fetch, eight rows or more */
+  int64_t parts, stride, n, prefetch; /* prefetch: how many bytes further on, eight rows or more */
   int contiguous;                     /* rows follow each other in memory, with all parts */
-  int repeats_prefetches;             /* the core drops fetches while too many are under way */
+  int repeats_prefetches;             /* the core drops prefetches while too many are under way */
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
 } moe_small_m_;
 
-/* A few rows times n columns of k elements each, which are read once: a column's lie side by side, the next one's
+/* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's
    `stride` bytes on. Column j's sum for row i is at c[64*i + j], and is added to. */
 typedef struct moe_small_m_columns_ {
   const char *base;
   int64_t stride, size, n, k; /* size: bytes of an element */
   moe_dtype dtype;
-  const char *x; /* rows, x_stride bytes apart, as the product's tile takes them */
+  const char *x; /* A's rows packed, x_stride bytes apart */
   int64_t x_stride, rows;
   float *c;
-  moe_prefetch_at_ *fetch; /* as many lines are fetched as are read */
+  moe_prefetch_at_ *fetch; /* as many lines are prefetched as are read */
 } moe_small_m_columns_;
 
 /* Where the sums of a part's columns from j on are, if those of the `wide` columns before are at c: `width` columns of

@@ -1,4 +1,4 @@
-/* A tile: rows in registers times a panel, and what is fetched beside. */
+/* What all micro-kernels share: their arguments, the rows at hand, prefetching, non-temporal stores. */
 #ifndef MOE_GEMM_UKERNEL_H
 #define MOE_GEMM_UKERNEL_H
 
@@ -32,8 +32,7 @@ MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
   if (prefetches->row == prefetches->count) prefetches->count = prefetches->row = prefetches->due = 0;
 }
 
-/* The step, as moe_prefetch_step_. Not inlined into every micro-kernel, and compiled without vector moves, which are slow
-   where the registers' upper halves are in use. */
+/* The step, as moe_prefetch_step_. Not inlined into every micro-kernel. */
 MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
   moe_prefetches_rows_(prefetches);
   const int64_t fetches = moe_prefetch_step_(&prefetches->b, fetch);
@@ -41,11 +40,11 @@ MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *p
 }
 
 /* `rows` rows times a panel, MOE_MR at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
-   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row kc_bytes on. One
-   or two may be multiplied as three, or an odd number as one more: those beyond the last may be anything, but there is
-   room for them, in c as well. Meanwhile `prefetches` is brought into the second-level cache; where the panel's columns
-   are not walked in parts (nr_parts is 1) a line for every pair of k, and into the first-level cache a share of what the
-   next MOE_MR take as well: their rows and sums. */
+   c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row kc_bytes on.
+   One or two may be multiplied as three, or an odd number as one more: those beyond the last may be anything, but there
+   is room for them, in c as well. Meanwhile `prefetches` is brought into the second-level cache; where the panel's
+   columns are not walked in parts (nr_parts is 1) a line for every pair of k, and into the first-level cache a share of
+   what the next MOE_MR take as well: their rows and sums. */
 typedef struct moe_ukernel_ {
   const char *row; /* the first */
   int64_t rows, k;
@@ -66,13 +65,13 @@ typedef struct moe_ukernel_ {
 } moe_ukernel_;
 typedef void (*moe_ukernel_fn_)(const moe_ukernel_ *ukernel);
 
-/* Bytes of a row of sums that leaves. */
+/* Bytes of a row of a panel where it is stored. */
 MOE_INLINE int64_t moe_ukernel_to_bytes_(const moe_ukernel_ *t) {
   return MOE_NR * (t->to.dtype == MOE_DTYPE_F32 ? 4 : 2);
 }
 
-/* Rows of a tile that leave by non-temporal stores, a line at a time beside the next one's products: all at once they would
-   take up the places where misses of the first-level cache wait. */
+/* Rows that are stored non-temporally, a line at a time between the next rows' products: all at once they would take up
+   the fill buffers. */
 typedef struct moe_nt_ {
   const char *from;     /* the next line, and where it goes */
   char *to, *row;       /* row: somewhere in the first line of its row that goes */
@@ -83,7 +82,7 @@ typedef struct moe_nt_ {
 
 MOE_INLINE char *moe_line_of_(char *at) { return at - ((uintptr_t)at & 63); }
 
-/* The line that a first panel begins within has been stored. */
+/* The line within which the first panel begins has been stored. */
 MOE_INLINE moe_nt_ moe_nt_begin_(const moe_place_ *place, const char *lines, char *to, int64_t rows, int64_t bytes) {
   const int64_t skip = place->carry && place->begins ? 64 : 0, run = (bytes - skip) / 64;
   const moe_nt_ nt = {lines + skip, moe_line_of_(to) + skip, to + skip, place->stride, skip, run, run, rows * run};
@@ -101,18 +100,18 @@ MOE_INLINE void moe_nt_move_(moe_nt_ *nt) {
   nt->to = moe_line_of_(nt->row);
 }
 
-/* How far it is: at the rows from here on, `rows` of them, and at what is fetched beside the first few. */
+/* The rows at hand and what is prefetched meanwhile. */
 typedef struct moe_ukernel_at_ {
   const char *row;
-  int64_t rows, now; /* now: of those, as many as are multiplied at once */
+  int64_t rows, now; /* rows: from here on; now: as many of them as are multiplied at once */
   float *c;
   char *to, *carry; /* or NULL */
   moe_prefetch_at_ fetch;
-  int64_t fetches, left; /* in all; that are left of a part's */
+  int64_t fetches, left; /* prefetches: in all; left in the part at hand */
   const char *a_next, *next;
 } moe_ukernel_at_;
 
-/* Of so many rows. */
+/* How many of `rows` rows are multiplied at once. */
 MOE_INLINE int64_t moe_ukernel_mr_(int64_t rows) {
   if (rows > MOE_MR_LAST_) return MOE_MR;
   return rows > MOE_MR ? MOE_MR_LAST_ / 2 : rows;
@@ -129,7 +128,7 @@ MOE_INLINE moe_ukernel_at_ moe_ukernel_first_(const moe_ukernel_ *t) {
   return at;
 }
 
-/* On to the next rows, `pitch` bytes apart. */
+/* To the next rows, `pitch` bytes apart. */
 MOE_INLINE void moe_ukernel_move_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
   at->row += at->now * pitch;
   if (at->carry) at->carry += at->now * 64;
@@ -142,18 +141,18 @@ MOE_INLINE void moe_ukernel_move_(const moe_ukernel_ *t, int64_t pitch, moe_uker
 /* Whether elements are the upper 16 bits of floats (MOE_FORMAT_UPPER). */
 MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
 
-/* Sums that are to leave do so from c, which is in the first-level cache. */
+/* Sums are stored from c, which is in the first-level cache. */
 MOE_INLINE void moe_ukernel_store_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {
   if (at->to) t->store(at->to, t->to.stride, NULL, at->c, at->now, MOE_NR);
 }
 
-/* With the rows at hand multiplied, on to the next. */
+/* After the products of the rows at hand. */
 MOE_INLINE void moe_ukernel_next_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
   moe_ukernel_store_(t, at);
   moe_ukernel_move_(t, pitch, at);
 }
 
-/* What is to be fetched beside those at hand: a line that is there where nothing is. */
+/* What the rows at hand prefetch: a line that is in cache where nothing is to be. */
 MOE_INLINE void moe_ukernel_prefetch_begin_(const moe_ukernel_ *t, int64_t pitch, moe_ukernel_at_ *at) {
   moe_prefetch_block_ fetch = {(const char *)t->panel, t->k, 0, 0};
   at->fetches = t->prefetches && moe_prefetches_next_(t->prefetches) ? moe_prefetches_step_(t->prefetches, &fetch) : 0;
@@ -163,7 +162,7 @@ MOE_INLINE void moe_ukernel_prefetch_begin_(const moe_ukernel_ *t, int64_t pitch
   at->next = (const char *)(last ? t->c_next : at->c + at->now * MOE_NR);
 }
 
-/* All of one pair's, which is `size` of the bytes of each row's piece. */
+/* The prefetches of one pair of k, which is `size` bytes of each row's kc bytes. */
 MOE_INLINE void moe_ukernel_prefetch_(moe_ukernel_at_ *at, int64_t size, int64_t kc) {
   moe_prefetch_next_(&at->fetch);
   __builtin_prefetch(at->a_next, 0, 3);

@@ -1,6 +1,6 @@
-/* Panels of bf16 pairs and the product tile that consumes them, for an instruction set with a bf16 dot product beside a
-   vocabulary whose f32 tile is as wide as a panel. Where that does two fused multiply-adds per pair of k, this does one
-   dot product, to the same bits. And the f32 tile across, whose sums it rounds by its own instruction. */
+/* Panels of bf16 pairs and the micro-kernels that multiply them, for an instruction set with a bf16 dot product. Where
+   f32 kernels take two fused multiply-adds per pair of k, these take one dot product, to the same bits. The rest is the
+   vocabulary's; the f32 micro-kernel of packed A is compiled again, to round by this set's own instruction. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
@@ -13,7 +13,7 @@ MOE_INLINE void MOE_K(pack_whole_pairs)(uint32_t *p, const moe_rows_ *rows, int6
   }
 }
 
-/* The pair panel's columns [col, col+width) from k rows of bf16; whole parts, of 32 or 64 columns, the quick way. */
+/* The pair panel's columns [col, col+width) from k rows of bf16; whole parts, of 32 or 64 columns, first. */
 MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, const moe_rows_ *rows, int64_t k,
                                    int64_t n) {
   uint32_t *p = (uint32_t *)panel + col;
@@ -41,7 +41,7 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   }
 }
 
-/* The upper halves of floats. */
+/* The upper 16 bits of floats. */
 MOE_INLINE MOE_V(i) MOE_K(join_uppers)(MOE_V(f) even, MOE_V(f) odd) {
   return MOE_V(mux)(MOE_V(set1i)(0xffffu), MOE_V(srli)(MOE_V(casti)(even), 16), MOE_V(casti)(odd));
 }
@@ -55,15 +55,15 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
 
 #include "ukernel_packed_a.inl"
 
-/* Where cores share their way to memory, Zen 4 drops much of what is fetched for the second level: where there is time,
-   it is asked for again, for the first one. */
+/* Where cores share the path to memory, Zen 4 drops many prefetches for the second level: where there is time, they are
+   made again, for the first one. */
 MOE_INLINE void MOE_K(ukernel_prefetch_pair)(moe_ukernel_at_ *at) {
   if (at->fetch.back) __builtin_prefetch(at->fetch.at + at->fetch.back, 0, 3);
   moe_ukernel_prefetch_(at, 4, MOE_KC_BYTES);
 }
 
-/* One pair of k, of rows a piece apart or, `across`, of a panel's columns. If it is the last, each row ends as soon as
-   its sums are done (see tile_row_end): stores in one block would keep the products of the next tile waiting. */
+/* One pair of k; `packed`: A is a panel. If it is the last, each row ends as soon as its sums are done (see
+   ukernel_row_end): stores in one block would keep the products of the next rows waiting. */
 MOE_INLINE void MOE_K(ukernel_pair)(int rows, int packed, const char *row, const MOE_V(i) * b, const moe_ukernel_ *t,
                                     const moe_ukernel_at_ *at, int last, char *lines,
                                     MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W]) {
@@ -76,7 +76,7 @@ MOE_INLINE void MOE_K(ukernel_pair)(int rows, int packed, const char *row, const
   }
 }
 
-/* The same from a packed panel, while memory is fetched. */
+/* The same from a packed panel, with prefetches. */
 MOE_INLINE void MOE_K(ukernel_packed)(int rows, int packed, const char *row, const uint32_t *panel,
                                       const moe_ukernel_ *t, int last, char *lines, moe_ukernel_at_ *at,
                                       MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W]) {
@@ -87,7 +87,7 @@ MOE_INLINE void MOE_K(ukernel_packed)(int rows, int packed, const char *row, con
   MOE_K(ukernel_pair)(rows, packed, row, b, t, at, last, lines, acc);
 }
 
-/* past: with `across`, the rows before, on their way. */
+/* nt: with `packed`, the rows before, which are still being stored. */
 MOE_INLINE void MOE_K(ukernel_bf16_rows)(int rows, int packed, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines,
                                          moe_nt_ *nt) {
   MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
@@ -133,7 +133,7 @@ MOE_FN void MOE_K(ukernel_packed_a_bf16)(const moe_ukernel_ *t) {
   MOE_K(ukernel_lines_nt)(&nt);
 }
 
-/* Like pack_tile.inl. */
+/* Like ukernel_pack_b.inl. */
 MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
   MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
   const int64_t stride = t->stride, prefetch = t->prefetch;

@@ -1,10 +1,7 @@
-/* The f32 product tile: MOE_MR x MOE_NR_VECTORS accumulators stay in registers. The instruction set sets
-   MOE_NR_VECTORS (vectors side by side) to fit its register file, the panel's 64 columns being walked in parts of
-   that width. It sets MOE_KC_BYTES (bytes of a row that are multiplied at a time), MOE_KC_SHORT_ROWS (half of them up
-   to so many rows) and MOE_PREFETCH_BYTES (of weights that are fetched before they are wanted) so that the panel's part
-   stays in cache and the sums do not move too often. */
+/* The f32 micro-kernel: MOE_MR x MOE_NR_VECTORS accumulators stay in registers. MOE_NR_VECTORS, vectors side by side,
+   fits the register file; the panel's 64 columns are walked in parts of that width. */
 
-/* The sums of `rows` rows, from products or zero and back. */
+/* Accumulators from c, or zero, and back. */
 MOE_INLINE void MOE_K(ukernel_begin)(int rows, const float *c, int add, MOE_V(f) (*acc)[MOE_NR_VECTORS]) {
   MOE_UNROLL
   for (int i = 0; i < rows; i++) {
@@ -22,11 +19,11 @@ MOE_INLINE void MOE_K(ukernel_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_NR_VE
   }
 }
 
-/* What is to be fetched meanwhile is fetched beside every turn; of columns that are walked in parts, only what comes
-   from memory, an equal share beside each part, while there is any: their fewer products leave less room. The sums that
-   the next part begins with are fetched as this one begins. A turn of six or four rows, which are most, takes as
-   many pairs of k as there are parts: a tile then has as many turns as pairs, and few instructions beside its products,
-   which count where a neighbour shares the core (measured). Other rows take a pair, and have turns to spare. */
+/* Prefetching. Where the panel is walked in parts, only what comes from memory is prefetched, an equal share in each
+   part: their fewer products leave less room. The sums that the next part begins with are prefetched as this one
+   begins. A step of six or four rows, which are most, takes as many pairs of k as there are parts: a micro-kernel then
+   has as many steps as pairs, and few instructions besides its products, which counts where two threads share a core
+   (measured). Other rows take a pair a step. */
 enum { MOE_K(nr_parts) = MOE_NR / (MOE_NR_VECTORS * MOE_W) };
 MOE_INLINE void MOE_K(ukernel_prefetch_share)(moe_ukernel_at_ *at, int64_t col) {
   const int64_t next = col + MOE_NR_VECTORS * MOE_W;
@@ -42,7 +39,7 @@ MOE_INLINE void MOE_K(ukernel_prefetch_step)(moe_ukernel_at_ *at) {
     moe_prefetch_next_(&at->fetch);
 }
 
-/* Adds the rows' elements, `pitch` bytes apart, times b. */
+/* acc += the rows' elements, `pitch` bytes apart, times b. */
 MOE_INLINE void MOE_K(ukernel_step)(int rows, const char *row, int64_t pitch, const MOE_V(f) * b,
                                     MOE_V(f) (*acc)[MOE_NR_VECTORS]) {
   MOE_UNROLL
@@ -53,8 +50,7 @@ MOE_INLINE void MOE_K(ukernel_step)(int rows, const char *row, int64_t pitch, co
   }
 }
 
-/* The same of `pairs` pairs of k, of which the panel's columns are at `panel`; `across`: the rows are a panel's columns
-   as well. */
+/* The same for `pairs` pairs of k of the panel; `packed`: A is a panel as well. */
 MOE_INLINE void MOE_K(ukernel_pairs)(int rows, int packed, int pairs, const char *row, const float *panel,
                                      MOE_V(f) (*acc)[MOE_NR_VECTORS]) {
   MOE_UNROLL
@@ -73,9 +69,8 @@ MOE_INLINE void MOE_K(ukernel_pairs)(int rows, int packed, int pairs, const char
   }
 }
 
-/* So many pairs at the end of a tile as wide as a panel are multiplied with some of its rows after the others, whose
-   sums are stored meanwhile: all stores at once would fill the queue that they wait in, and keep the next products
-   out. */
+/* The last pairs of k of a micro-kernel as wide as a panel: some of its rows finish after the others, whose sums are
+   stored meanwhile. All stores at once would fill the store buffer, and keep the next products out. */
 enum { MOE_K(ukernel_last) = MOE_K(nr_parts) == 1 ? 3 : 0, MOE_K(ukernel_last_rows) = 2 };
 MOE_INLINE void MOE_K(ukernel_finish)(const char *row, const float *panel, float *c, MOE_V(f) (*acc)[MOE_NR_VECTORS]) {
   MOE_UNROLL
@@ -113,9 +108,9 @@ MOE_INLINE void MOE_K(ukernel_columns)(int rows, const moe_ukernel_ *t, moe_uker
     MOE_K(ukernel_end)(rows, c, acc);
 }
 
-/* The rows at hand times the panel's columns from there on. */
-MOE_INLINE void MOE_K(ukernel_parts_from)(const moe_ukernel_ *t, moe_ukernel_at_ *at, int64_t from) {
-  for (int64_t j = from; j < MOE_NR; j += MOE_NR_VECTORS * MOE_W) {
+/* The rows at hand times the panel, part by part. */
+MOE_INLINE void MOE_K(ukernel_parts)(const moe_ukernel_ *t, moe_ukernel_at_ *at) {
+  for (int64_t j = 0; j < MOE_NR; j += MOE_NR_VECTORS * MOE_W) {
     MOE_K(ukernel_prefetch_share)(at, j);
     switch (at->now) {
       case 1:
@@ -128,64 +123,9 @@ MOE_INLINE void MOE_K(ukernel_parts_from)(const moe_ukernel_ *t, moe_ukernel_at_
   }
 }
 
-/* The one copy of this where columns are walked in parts, for the tile that gathers as well. */
-MOE_FN void MOE_K(ukernel_in_parts)(const moe_ukernel_ *t, moe_ukernel_at_ *at, int64_t from) {
-  MOE_K(ukernel_parts_from)(t, at, from);
-}
-
 MOE_FN void MOE_K(ukernel_f32)(const moe_ukernel_ *t) {
   for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_next_(t, MOE_KC_BYTES, &at)) {
     moe_ukernel_prefetch_begin_(t, MOE_KC_BYTES, &at);
-    if (MOE_K(nr_parts) > 1)
-      MOE_K(ukernel_in_parts)(t, &at, 0);
-    else
-      MOE_K(ukernel_parts_from)(t, &at, 0);
-  }
-}
-
-/* What a stream takes at a time: rows of half a panel's columns. */
-enum { MOE_K(small_m_wide) = MOE_NR / 2, MOE_K(small_m_vectors) = MOE_K(small_m_wide) / MOE_W };
-enum { MOE_K(small_m_deep) = MOE_SMALL_M_VECTORS / MOE_K(small_m_vectors) };
-
-/* What lies ahead of `deep` rows of `bytes` bytes is fetched into the second-level cache, which takes more at a time
-   than the first. */
-MOE_INLINE void MOE_K(small_m_prefetch)(int deep, int bytes, const moe_small_m_ *s, const char *src) {
-  src += s->prefetch;
-  MOE_UNROLL
-  for (int q = 0; q < deep; q++, src += s->stride) {
-    MOE_UNROLL
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(src + i, 0, 2);
-  }
-}
-
-/* All rows of a stream (see moe_small_m_) times `pairs` pairs of elements, of which k are there, of `vectors` vectors of
-   columns: element q of vector v is b[q * vectors + v]. */
-MOE_INLINE void MOE_K(small_m_products)(const moe_small_m_ *s, int pairs, int vectors, int64_t k, const MOE_V(f) * b,
-                                        const float *x, float *c) {
-  for (int64_t r = 0; r < s->rows; r++, x += s->x_stride, c += MOE_NR) {
-    MOE_V(f) sum[4];
-    MOE_UNROLL
-    for (int v = 0; v < vectors; v++) sum[v] = MOE_V(load)(c + v * MOE_W);
-    MOE_UNROLL
-    for (int q = 0; q < 2 * pairs; q += 2) {
-      /* The missing odd element of the last pair is a zero in both operands. */
-      const MOE_V(f) even = MOE_V(set1)(x[q]), odd = MOE_V(set1)(q + 1 < k ? x[q + 1] : 0.0f);
-      MOE_UNROLL
-      for (int v = 0; v < vectors; v++) sum[v] = MOE_V(fma)(odd, b[(q + 1) * vectors + v], sum[v]);
-      MOE_UNROLL
-      for (int v = 0; v < vectors; v++) sum[v] = MOE_V(fma)(even, b[q * vectors + v], sum[v]);
-    }
-    MOE_UNROLL
-    for (int v = 0; v < vectors; v++) MOE_V(store)(c + v * MOE_W, sum[v]);
-  }
-}
-
-/* The same of k rows of stream_wide columns, already floats. */
-MOE_FN void MOE_K(small_m_floats)(const moe_small_m_ *s, int64_t k, const float *rows, const float *x, float *c) {
-  for (; k > 0; k -= 2, rows += 2 * MOE_K(small_m_wide), x += 2) {
-    MOE_V(f) b[2 * MOE_K(small_m_vectors)];
-    MOE_UNROLL
-    for (int i = 0; i < 2 * MOE_K(small_m_vectors); i++) b[i] = MOE_V(load)(rows + i * MOE_W);
-    MOE_K(small_m_products)(s, 1, MOE_K(small_m_vectors), k, b, x, c);
+    MOE_K(ukernel_parts)(t, &at);
   }
 }

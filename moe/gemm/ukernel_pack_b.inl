@@ -1,8 +1,8 @@
-/* The tile that packs: a whole tile of rows times columns where they lie, which become the panel for the rows that
-   follow. Stores and conversions hide behind the products. One for all formats, whose loads it chooses by the way: a
-   tile for each would take long to compile. */
+/* The micro-kernel that packs B: MOE_MR rows times columns where they lie, which become the panel for the rows that
+   follow. Stores and conversions overlap with the products. One for all formats, whose loads it chooses inside: one for
+   each would take long to compile. */
 
-/* The next of k, and what is packed later fetched. */
+/* The next k; what is packed next is prefetched. */
 MOE_INLINE void MOE_K(pack_b_load)(moe_dtype dtype, const char *const src[2], int64_t offset, int64_t prefetch,
                                    MOE_V(f) * b) {
   switch (dtype) {
@@ -13,7 +13,7 @@ MOE_INLINE void MOE_K(pack_b_load)(moe_dtype dtype, const char *const src[2], in
   }
 }
 
-/* Columns [col, col + MOE_NR_VECTORS * MOE_W) of MOE_MR rows times what becomes the panel on the way. */
+/* Columns [col, col + MOE_NR_VECTORS * MOE_W) of MOE_MR rows. */
 MOE_INLINE void MOE_K(pack_b_columns)(const moe_ukernel_ *t, moe_ukernel_at_ *at, int64_t col) {
   MOE_V(f) acc[MOE_MR][MOE_NR_VECTORS], b[MOE_NR_VECTORS];
   const int64_t half = MOE_NR / 2, stride = t->stride, prefetch = t->prefetch;

@@ -1,8 +1,8 @@
-/* The f32 tile both of whose operands are panels, for an instruction set whose tile is as wide as one: its rows are
-   columns of a panel, and their sums may leave for good. Included again for one that only rounds otherwise (round2). */
+/* The f32 micro-kernel of packed A times packed B, for weight gradients: rows of A are columns of a panel, and their
+   sums can be stored for good. Included again for an instruction set that only rounds otherwise (round2). */
 
-/* Row i in the lines that it goes to: its bytes move up behind what the panel before has left of the first. A line that
-   is not filled, where the first panel begins or the last one ends, is stored in part. */
+/* Row i as whole lines of its destination: its bytes move up behind those that the panel before could not fill a line
+   with. A line that is not whole, where the first panel begins or the last one ends, is stored in part. */
 MOE_INLINE void MOE_K(ukernel_carry)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int64_t i, char *line) {
   char *to = at->to + i * t->to.stride, *first = moe_line_of_(to), *carry = at->carry + i * 64;
   const int64_t begun = to - first, bytes = moe_ukernel_to_bytes_(t);
@@ -17,7 +17,7 @@ MOE_INLINE void MOE_K(ukernel_carry)(const moe_ukernel_ *t, const moe_ukernel_at
   if (t->to.ends) MOE_V(storei_part)(first + bytes, MOE_V(shift_in)(before, before, begun), 0, begun);
 }
 
-/* Row i's sums go to c or, to leave by non-temporal stores, rounded to `lines`; only a NaN takes the way over c. */
+/* Row i's sums go to c or, for non-temporal stores, rounded to `lines`; where there is a NaN, by c. */
 MOE_INLINE void MOE_K(ukernel_row_end)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int i, char *lines,
                                        const MOE_V(f) * sum) {
   float *c = at->c + i * MOE_NR;
@@ -44,13 +44,13 @@ MOE_INLINE void MOE_K(ukernel_line_nt)(moe_nt_ *nt) {
   moe_nt_move_(nt);
 }
 
-/* The rest of what leaves, before other rows take its place. */
+/* The rest, before other rows take its place. */
 MOE_INLINE void MOE_K(ukernel_lines_nt)(moe_nt_ *nt) {
   while (nt->left > 0) MOE_K(ukernel_line_nt)(nt);
 }
 
-/* What is not to leave by non-temporal stores is stored while it is in the first; of what is, a line will leave at a time. The
-   sums of a few rows are in c either way. */
+/* Plain stores are made at once, from the first-level cache; of non-temporal ones a line at a time follows. The sums of
+   a few rows are in c in any case. */
 MOE_INLINE void MOE_K(ukernel_store)(const moe_ukernel_ *t, const moe_ukernel_at_ *at, int few, char *lines,
                                      moe_nt_ *nt) {
   const int64_t rows = at->now, bytes = moe_ukernel_to_bytes_(t);
@@ -64,7 +64,7 @@ MOE_INLINE void MOE_K(ukernel_store)(const moe_ukernel_ *t, const moe_ukernel_at
   }
 }
 
-/* The rows at hand; lines: NULL, or where they are to be left. */
+/* The rows at hand; lines: room for them rounded, or NULL. */
 MOE_INLINE void MOE_K(packed_a_rows)(int rows, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines, moe_nt_ *nt) {
   MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
   const float *panel = (const float *)t->panel;

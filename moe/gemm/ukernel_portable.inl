@@ -1,5 +1,5 @@
-/* The product tile in portable C, for vectors of one: a row at a time, its sums for all of a panel's columns side by
-   side. Where fma is an instruction, compilers make vectors of them, but on x86, where this is compiled quickly. */
+/* The micro-kernel in portable C, for vectors of one element: a row at a time, its sums for all of a panel's columns
+   side by side. Where fma is an instruction, compilers vectorise it, but on x86, where this is compiled quickly. */
 
 enum { MOE_K(nr_parts) = 1 };
 
