@@ -90,6 +90,7 @@ MOE_TARGET_END
 
 MOE_QUICK_BEGIN
 
+#include "op.h"
 #include "gemm/operand.h"
 #include "gemm/pack_a.h"
 #include "gemm/pack_b.h"

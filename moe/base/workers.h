@@ -22,7 +22,7 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
   return MOE_OK;
 }
 
-struct moe_prefetch_; /* memory to fetch, see moe_first_reads_ */
+struct moe_prefetch_; /* memory to fetch */
 struct moe_worker_;
 
 /* One kind of work item. */
@@ -30,8 +30,7 @@ typedef struct moe_work_ {
   int64_t count;
   void (*run)(void *arg, int64_t item, struct moe_worker_ *worker);
   void *arg;
-  void (*first_reads)(void *arg, int64_t item,
-                      struct moe_prefetch_ *prefetch); /* (optional) what an item reads first */
+  void (*first_reads)(void *arg, int64_t item, struct moe_prefetch_ *prefetch); /* (optional) see moe_next_reads_ */
 } moe_work_;
 
 /* What a worker's scratch memory still holds of an earlier item: elements [first, first+count) of what `owner` computes

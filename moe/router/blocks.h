@@ -27,8 +27,10 @@ typedef struct moe_route_ {
 
 enum { MOE_ROUTE_CHUNK_ = 512 /* tokens of a chunk, at least */ };
 
-MOE_FN void moe_route_layout_(moe_route_ *route, moe_arena_ *arena) {
+MOE_FN void moe_route_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_route_ *route = (moe_route_ *)state;
   const int64_t E = route->args->E, pairs = moe_mul3_(route->args->T, route->args->K, 8);
+  route->chunks = moe_min_(workers, moe_ceil_div_(route->args->T, MOE_ROUTE_CHUNK_));
   route->count = (int64_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 8));
   route->seen = (int32_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 4));
   route->fault = (int32_t *)moe_take_(arena, route->chunks * 4);
@@ -163,10 +165,11 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- public */
+/* -------------------------------------------------------------------------------------------------------- operation */
 
-
-MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blocks_args *args) {
+MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+  moe_route_ *route = (moe_route_ *)state;
+  const moe_route_blocks_args *args = route->args = (const moe_route_blocks_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
@@ -183,15 +186,20 @@ MOE_FN moe_status moe_route_check_options_(moe_context *ctx, const moe_route_blo
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must be E with block_per_expert");
   if (args->block_per_expert && args->capacity > args->B)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "capacity", "exceeds B, the rows of an expert's only block");
+  route->kernels = moe_kernels_();
+  route->dtype = moe_or_(args->affinity_dtype, call->dtype);
+  route->capacity = args->capacity > 0 ? args->capacity : args->block_per_expert ? args->B : INT64_MAX;
+  route->by_weight = args->drop_policy == MOE_DROP_BY_WEIGHT && route->capacity < args->T;
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, const moe_arena_ *sized, int sizes_only) {
+MOE_FN int moe_route_tensors_(const void *state, moe_tensor_ *tensor) {
+  const moe_route_ *route = (const moe_route_ *)state;
   const moe_route_blocks_args *args = route->args;
   const int64_t size = moe_dtype_bytes_(route->dtype);
   const int64_t picked = moe_mul3_(args->T, args->K, 4),
                 affinities = moe_mul3_(args->T + !args->skip_token, args->E, size);
-  const moe_tensor_ tensor[] = {
+  const moe_tensor_ own[] = {
       {"expert_index", args->expert_index, picked, 4, MOE_INPUT},
       {"expert_weights", args->expert_weights, picked, 4, MOE_INPUT},
       {"expert_affinities_masked", args->expert_affinities_masked, affinities, size, MOE_OUTPUT},
@@ -199,53 +207,27 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, const moe_route_ *route, co
       {"token_position_to_id", args->token_position_to_id, moe_mul3_(args->N, args->B, 4), 4, MOE_OUTPUT},
       {"conditions", args->conditions, moe_mul_(moe_add_(args->N, 1), 4), 4, MOE_OUTPUT_OPTIONAL},
       {"tokens_per_expert", args->tokens_per_expert, moe_mul_(args->E, 8), 8, MOE_OUTPUT_OPTIONAL},
-      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
-  return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
+  return MOE_TENSORS_(tensor, own);
 }
 
-
-MOE_FN moe_status moe_route_run_(moe_context *ctx, moe_route_ *route) {
+MOE_FN moe_status moe_route_run_(moe_context *ctx, void *state) {
+  moe_route_ *route = (moe_route_ *)state;
   const moe_work_ count = {route->chunks, moe_route_count_, route, NULL},
-                  place = {route->chunks, moe_route_place_, route, NULL};
-  const moe_work_ experts = {route->args->E + 1, moe_route_expert_, route, NULL};
+                  place = {route->chunks, moe_route_place_, route, NULL},
+                  experts = {route->args->E + 1, moe_route_expert_, route, NULL};
   moe_run_(ctx, &count, 1);
   MOE_TRY(moe_route_sum_(ctx, route));
   moe_run_(ctx, &place, 1);
   moe_run_(ctx, &experts, 1);
-  return moe_succeed_(ctx);
+  return MOE_OK;
 }
 
-MOE_FN moe_status moe_route_blocks_any_(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes,
-                                        int sizes_only) {
-  moe_route_ route;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_route_check_options_(ctx, args));
-  memset(&route, 0, sizeof route);
-  route.args = args;
-  route.kernels = moe_kernels_();
-  route.dtype = moe_or_(args->affinity_dtype, MOE_DTYPE_F32);
-  route.capacity = args->capacity > 0 ? args->capacity : args->block_per_expert ? args->B : INT64_MAX;
-  route.by_weight = args->drop_policy == MOE_DROP_BY_WEIGHT && route.capacity < args->T;
-  route.chunks = moe_min_(moe_workers_(ctx), moe_ceil_div_(args->T, MOE_ROUTE_CHUNK_));
-  moe_route_layout_(&route, &sized);
-  MOE_TRY(moe_route_check_(ctx, &route, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_route_layout_(&route, &arena);
-  const moe_status status = moe_route_run_(ctx, &route);
-  moe_close_workspace_(ctx, &workspace);
-  return status;
-}
-
-moe_status moe_route_blocks(moe_context *ctx, const moe_route_blocks_args *args) {
-  return moe_route_blocks_any_(ctx, args, NULL, 0);
-}
-
-moe_status moe_route_blocks_workspace_size(moe_context *ctx, const moe_route_blocks_args *args, size_t *bytes) {
-  return moe_route_blocks_any_(ctx, args, bytes, 1);
-}
+static const moe_op_ moe_route_op_ = {.state_bytes = sizeof(moe_route_),
+                                      .check = moe_route_check_,
+                                      .tensors = moe_route_tensors_,
+                                      .layout = moe_route_layout_,
+                                      .run = moe_route_run_};
+MOE_OP_WORKSPACE_(moe_route_blocks, moe_route_blocks_args, moe_route_op_, moe_route_, .dtype = MOE_DTYPE_F32)
 
 #endif

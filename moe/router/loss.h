@@ -10,6 +10,8 @@ enum {
   MOE_LOSS_CHUNK_ = 256     /* experts whose scores are at hand */
 };
 
+enum { MOE_LOSS_BALANCE_, MOE_LOSS_Z_ }; /* kinds of call */
+
 /* One token: p_e = e^(z_e-shift)/total, or score(z_e)/total. */
 typedef struct moe_loss_token_ {
   float shift, total;
@@ -19,6 +21,7 @@ typedef struct moe_loss_token_ {
 typedef struct moe_router_loss_ {
   const moe_router_loss_args *args;
   const moe_kernels *kernels;
+  int balance;
   moe_score_function score_function;
   int64_t tokens;         /* T' */
   int64_t first, last;    /* the range of tokens at work */
@@ -196,11 +199,15 @@ MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss,
   }
 }
 
-MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
+MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
+  moe_router_loss_ *loss = (moe_router_loss_ *)state;
   const moe_router_loss_args *args = loss->args;
   const moe_work_ sum = {1, moe_loss_sum_, loss, NULL}, finish = {1, moe_loss_finish_, loss, NULL};
   moe_loss_token_ token[MOE_LOSS_TOKENS_];
+  float gain[MOE_LOSS_EXPERTS_];
   loss->token = token;
+  loss->gain = loss->balance ? gain : NULL;
+  for (int64_t t = 0; t < args->T; t++) loss->tokens += moe_token_counts_(args, t);
   for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
     const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss, NULL};
@@ -212,10 +219,13 @@ MOE_FN void moe_loss_run_(moe_context *ctx, moe_router_loss_ *loss) {
     if (loss->gain && args->logits_grad) moe_balance_stage_(ctx, loss, moe_balance_grads_);
   }
   moe_run_(ctx, &finish, 1);
+  return MOE_OK;
 }
 
-
-MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
+MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+  moe_router_loss_ *loss = (moe_router_loss_ *)state;
+  const moe_router_loss_args *args = loss->args = (const moe_router_loss_args *)call->args;
+  const int balance = loss->balance = call->kind == MOE_LOSS_BALANCE_;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
@@ -225,40 +235,38 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, const moe_router_loss_args *
     if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
     MOE_TRY(moe_check_enum_(ctx, "score_function", (int)args->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
   }
+  loss->kernels = moe_kernels_();
+  loss->score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;
+  return MOE_OK;
+}
+
+MOE_FN int moe_loss_tensors_(const void *state, moe_tensor_ *tensor) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)state;
+  const moe_router_loss_args *args = loss->args;
+  const int balance = loss->balance;
   const int64_t logits = moe_mul3_(args->T, args->E, 4), picked = balance ? moe_mul3_(args->T, args->K, 4) : 0;
-  const moe_tensor_ tensor[] = {
+  const moe_tensor_ own[] = {
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
       {"expert_index", balance ? args->expert_index : NULL, picked, 4, balance ? MOE_INPUT : MOE_INPUT_OPTIONAL},
       {"token_mask", args->token_mask, args->T, 1, MOE_INPUT_OPTIONAL},
       {"loss", args->loss, 4, 4, MOE_OUTPUT},
       {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
   };
-  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), 0));
-  return balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
+  return MOE_TENSORS_(tensor, own);
 }
 
-
-MOE_FN moe_status moe_router_loss_any_(moe_context *ctx, const moe_router_loss_args *args, int balance) {
-  moe_router_loss_ loss;
-  float gain[MOE_LOSS_EXPERTS_];
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_loss_check_(ctx, args, balance));
-  memset(&loss, 0, sizeof loss);
-  loss.args = args;
-  loss.kernels = moe_kernels_();
-  loss.score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;
-  loss.gain = balance ? gain : NULL;
-  for (int64_t t = 0; t < args->T; t++) loss.tokens += moe_token_counts_(args, t);
-  moe_loss_run_(ctx, &loss);
-  return moe_succeed_(ctx);
+MOE_FN moe_status moe_loss_check_contents_(moe_context *ctx, const void *state) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)state;
+  const moe_router_loss_args *args = loss->args;
+  return loss->balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
 }
 
-moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args) {
-  return moe_router_loss_any_(ctx, args, 1);
-}
-
-moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args) {
-  return moe_router_loss_any_(ctx, args, 0);
-}
+static const moe_op_ moe_loss_op_ = {.state_bytes = sizeof(moe_router_loss_),
+                                     .check = moe_loss_check_,
+                                     .tensors = moe_loss_tensors_,
+                                     .check_contents = moe_loss_check_contents_,
+                                     .run = moe_loss_run_};
+MOE_OP_(moe_router_load_balance_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_BALANCE_)
+MOE_OP_(moe_router_z_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_Z_)
 
 #endif

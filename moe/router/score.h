@@ -2,7 +2,6 @@
 #ifndef MOE_ROUTER_SCORE_H
 #define MOE_ROUTER_SCORE_H
 
-
 /* E experts, k of them per token. */
 MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
   MOE_TRY(moe_check_count_(ctx, "E", E));
@@ -27,7 +26,6 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   }
   return MOE_OK;
 }
-
 
 MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
   return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;
@@ -66,8 +64,6 @@ MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, i
   const float sum = moe_softmax_terms_(kernels, y, x, n);
   for (int64_t i = 0; i < n; i++) y[i] = y[i] / sum;
 }
-
-/* A dtype field's meaning: DEFAULT is the function's own. */
 
 /* H x E elements, with room for rounding H up. */
 MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {

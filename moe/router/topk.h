@@ -37,7 +37,8 @@ MOE_FN moe_router_scratch_ moe_router_scratch_layout_(const moe_router_ *router,
   return scratch;
 }
 
-MOE_FN void moe_router_layout_(moe_router_ *router, moe_arena_ *arena, int64_t workers) {
+MOE_FN void moe_router_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_router_ *router = (moe_router_ *)state;
   moe_arena_ one = {NULL, 0};
   router->weight.panels = NULL;
   if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
@@ -135,15 +136,31 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &scratch, t);
 }
 
+/* -------------------------------------------------------------------------------------------------------- operation */
 
-MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router, const moe_arena_ *sized,
-                                    int sizes_only) {
+MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+  moe_router_ *router = (moe_router_ *)state;
+  const moe_router_topk_args *args = router->args = (const moe_router_topk_args *)call->args;
+  router->product = args->hidden_states || (call->query && args->H > 0); /* a query has H only */
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
+  if (router->product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
+  router->kernels = moe_kernels_();
+  router->dtype = call->dtype;
+  router->weight =
+      (moe_router_weight_){router->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 0, NULL};
+  return MOE_OK;
+}
+
+MOE_FN int moe_router_tensors_(const void *state, moe_tensor_ *tensor) {
+  const moe_router_ *router = (const moe_router_ *)state;
   const moe_router_topk_args *args = router->args;
   const int product = router->product;
   const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
   const int64_t picked = moe_mul3_(T, args->K, 4);
   const void *weight = product ? args->router_weight : NULL, *bias = product ? args->router_bias : NULL;
-  const moe_tensor_ tensor[] = {
+  const moe_tensor_ own[] = {
       {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
       {"router_weight", weight, moe_mul3_(H, E, size), size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
       {"router_bias", bias, moe_mul_(E, size), size, MOE_INPUT_OPTIONAL},
@@ -152,52 +169,30 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, const moe_router_ *router,
       {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
       {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
       {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
-      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
-  return moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only);
+  return MOE_TENSORS_(tensor, own);
 }
 
-MOE_FN moe_status moe_router_topk_any_(moe_context *ctx, const moe_router_topk_args *args, moe_dtype dtype,
-                                       size_t *bytes, int sizes_only) {
-  moe_router_ router;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  router.args = args;
-  router.kernels = moe_kernels_();
-  router.dtype = dtype;
-  /* A size is asked for before there are tensors: then H tells. */
-  router.product = args->hidden_states || (sizes_only && args->H > 0);
-  router.weight =
-      (moe_router_weight_){router.kernels, (const char *)args->router_weight, dtype, args->H, args->E, 0, NULL};
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
-  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
-  if (router.product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
-  moe_router_layout_(&router, &sized, moe_workers_(ctx));
-  MOE_TRY(moe_router_check_(ctx, &router, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_router_layout_(&router, &arena, moe_workers_(ctx));
-  const moe_work_ pack = {router.product ? moe_router_pack_items_(&router.weight) : 0, moe_router_pack_, &router.weight,
-                          NULL};
-  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_item_, &router, NULL};
+MOE_FN moe_status moe_router_run_(moe_context *ctx, void *state) {
+  moe_router_ *router = (moe_router_ *)state;
+  const moe_work_ pack = {router->product ? moe_router_pack_items_(&router->weight) : 0, moe_router_pack_,
+                          &router->weight, NULL};
+  const moe_work_ tokens = {moe_router_items_(router->args->T), moe_router_item_, router, NULL};
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);
-  moe_close_workspace_(ctx, &workspace);
-  return moe_succeed_(ctx);
+  return MOE_OK;
 }
 
-#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                             \
-  moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args) {                \
-    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                   \
-  }                                                                                                      \
-  moe_status moe_router_topk_##name##_workspace_size(moe_context *ctx, const moe_router_topk_args *args, \
-                                                     size_t *bytes) {                                    \
-    return moe_router_topk_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                  \
-  }
+static const moe_op_ moe_router_op_ = {.state_bytes = sizeof(moe_router_),
+                                       .check = moe_router_check_,
+                                       .tensors = moe_router_tensors_,
+                                       .layout = moe_router_layout_,
+                                       .run = moe_router_run_};
+
+#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                   \
+  MOE_OP_WORKSPACE_(moe_router_topk_##name, moe_router_topk_args, moe_router_op_, moe_router_, \
+                    .dtype = MOE_DTYPE_##NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
 #undef MOE_DEFINE_ROUTER_
-
 
 #endif

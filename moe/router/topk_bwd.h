@@ -52,7 +52,8 @@ MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
   return moe_max_(moe_router_items_(args->T), moe_mul_(panels, moe_ceil_div_(args->E, MOE_NR)));
 }
 
-MOE_FN void moe_router_bwd_layout_(moe_router_bwd_ *bwd, moe_arena_ *arena, int64_t workers) {
+MOE_FN void moe_router_bwd_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
   moe_arena_ one = {NULL, 0};
   bwd->weight.panels = NULL;
   if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
@@ -171,13 +172,16 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------- validation */
+/* -------------------------------------------------------------------------------------------------------- operation */
 
-
-MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_router_bwd_ *bwd) {
-  const moe_router_topk_bwd_args *args = bwd->args;
+MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
+  const moe_router_topk_bwd_args *args = bwd->args = (const moe_router_topk_bwd_args *)call->args;
   const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
                          MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
+  const int products = call->query && args->H > 0; /* a query has H only */
+  bwd->dx = products || args->hidden_states_grad;
+  bwd->dw = products || args->router_weight_grad;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
@@ -186,20 +190,17 @@ MOE_FN moe_status moe_router_bwd_check_options_(moe_context *ctx, const moe_rout
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   if (args->accumulate & ~known)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call");
+  bwd->kernels = moe_kernels_();
+  bwd->dtype = call->dtype;
+  bwd->affinity_dtype = moe_or_(args->affinity_dtype, call->dtype);
+  bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
+  bwd->weight =
+      (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 1, NULL};
   return MOE_OK;
 }
 
-
-MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
-  for (int64_t i = 0; i < n; i++)
-    if (index[i] < -1 || index[i] >= E)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
-  return MOE_OK;
-}
-
-
-MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ *bwd, const moe_arena_ *sized,
-                                        int sizes_only) {
+MOE_FN int moe_router_bwd_tensors_(const void *state, moe_tensor_ *tensor) {
+  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)state;
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
   const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
@@ -208,7 +209,7 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ 
   const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
                   weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
   const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
-  const moe_tensor_ tensor[] = {
+  const moe_tensor_ own[] = {
       {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
       {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
@@ -221,29 +222,24 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, const moe_router_bwd_ 
       {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
-      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
-  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
-  return sizes_only ? MOE_OK : moe_check_expert_index_(ctx, args->expert_index, T * args->K, E);
+  return MOE_TENSORS_(tensor, own);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- public */
-
-/* Resolves the defaults. A size is asked for before there are tensors: then H tells whether products are wanted. */
-MOE_FN void moe_router_bwd_resolve_(moe_router_bwd_ *bwd, const moe_router_topk_bwd_args *args, moe_dtype dtype,
-                                    int sizes_only) {
-  memset(bwd, 0, sizeof *bwd);
-  bwd->args = args;
-  bwd->kernels = moe_kernels_();
-  bwd->dtype = dtype;
-  bwd->affinity_dtype = moe_or_(args->affinity_dtype, dtype);
-  bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
-  bwd->dx = args->hidden_states_grad || (sizes_only && args->H > 0);
-  bwd->dw = args->router_weight_grad || (sizes_only && args->H > 0);
-  bwd->weight = (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, dtype, args->H, args->E, 1, NULL};
+MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
+  for (int64_t i = 0; i < n; i++)
+    if (index[i] < -1 || index[i] >= E)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
+  return MOE_OK;
 }
 
-MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
+MOE_FN moe_status moe_router_bwd_check_contents_(moe_context *ctx, const void *state) {
+  const moe_router_topk_bwd_args *args = ((const moe_router_bwd_ *)state)->args;
+  return moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E);
+}
+
+MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
+  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
   const moe_router_topk_bwd_args *args = bwd->args;
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
   const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight, NULL};
@@ -263,36 +259,20 @@ MOE_FN void moe_router_bwd_run_(moe_context *ctx, moe_router_bwd_ *bwd) {
   moe_run_(ctx, &pack, 1);
   moe_run_(ctx, &tokens, 1);
   moe_run_(ctx, last, 2);
+  return MOE_OK;
 }
 
-MOE_FN moe_status moe_router_topk_bwd_any_(moe_context *ctx, const moe_router_topk_bwd_args *args, moe_dtype dtype,
-                                           size_t *bytes, int sizes_only) {
-  moe_router_bwd_ bwd;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  moe_router_bwd_resolve_(&bwd, args, dtype, sizes_only);
-  MOE_TRY(moe_router_bwd_check_options_(ctx, &bwd));
-  moe_router_bwd_layout_(&bwd, &sized, moe_workers_(ctx));
-  MOE_TRY(moe_router_bwd_check_(ctx, &bwd, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_router_bwd_layout_(&bwd, &arena, moe_workers_(ctx));
-  moe_router_bwd_run_(ctx, &bwd);
-  moe_close_workspace_(ctx, &workspace);
-  return moe_succeed_(ctx);
-}
+static const moe_op_ moe_router_bwd_op_ = {.state_bytes = sizeof(moe_router_bwd_),
+                                           .check = moe_router_bwd_check_,
+                                           .tensors = moe_router_bwd_tensors_,
+                                           .check_contents = moe_router_bwd_check_contents_,
+                                           .layout = moe_router_bwd_layout_,
+                                           .run = moe_router_bwd_run_};
 
-#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                                 \
-  moe_status moe_router_topk_bwd_##name(moe_context *ctx, const moe_router_topk_bwd_args *args) {                \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                       \
-  }                                                                                                              \
-  moe_status moe_router_topk_bwd_##name##_workspace_size(moe_context *ctx, const moe_router_topk_bwd_args *args, \
-                                                         size_t *bytes) {                                        \
-    return moe_router_topk_bwd_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                      \
-  }
+#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                               \
+  MOE_OP_WORKSPACE_(moe_router_topk_bwd_##name, moe_router_topk_bwd_args, moe_router_bwd_op_, moe_router_bwd_, \
+                    .dtype = MOE_DTYPE_##NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
 #undef MOE_DEFINE_ROUTER_BWD_
-
 
 #endif
