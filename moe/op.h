@@ -14,55 +14,52 @@ typedef struct moe_call_ {
   size_t workspace_bytes;
 } moe_call_;
 
-/* An operation. `state` is a struct of its own, one for each call. */
+/* An operation. `state` is a struct of its own, one for each call, which is zero to begin with. */
 typedef struct moe_op_ {
-  size_t state_bytes;
-  /* Checks the options, then fills in the state, which is all zero. */
-  moe_status (*check)(moe_context *ctx, void *state, const moe_call_ *call);
-  /* Lists the tensors, all but the workspace; returns how many. */
-  int (*tensors)(const void *state, moe_tensor_ *tensor);
-  /* (optional) Checks what the tensors hold. */
-  moe_status (*check_contents)(moe_context *ctx, const void *state);
-  /* (optional) Takes the parts of the workspace from the arena: once to add them up, once to place them. */
+  /* Checks the options, fills in the state and lists the tensors, but for the workspace. */
+  moe_status (*check)(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors);
+  /* Takes the parts of the workspace from the arena: once to add them up, once to place them; NULL: there is none. */
   void (*layout)(void *state, moe_arena_ *arena, int64_t workers);
   moe_status (*run)(moe_context *ctx, void *state);
+  /* (optional) Checks what the tensors hold. */
+  moe_status (*check_contents)(moe_context *ctx, const void *state);
   /* (optional) Answers a query that is not about the workspace. */
-  moe_status (*answer)(moe_context *ctx, const moe_tensor_ *tensor, void *answer);
+  moe_status (*answer)(moe_context *ctx, const moe_tensors_ *tensors, void *answer);
 } moe_op_;
 
-enum { MOE_OP_TENSORS_ = 32 }; /* an operation's, at most */
-
-/* Ends the listing of tensors: `own` is an array. */
-#define MOE_TENSORS_(tensor, own) (memcpy(tensor, own, sizeof own), (int)(sizeof own / sizeof *own))
-
 MOE_FN moe_status moe_op_run_(const moe_op_ *op, void *state, moe_context *ctx, const moe_call_ *call) {
-  moe_tensor_ tensor[MOE_OP_TENSORS_];
+  moe_tensors_ tensors;
   moe_arena_ sized = {NULL, 0}, arena;
   moe_workspace_ workspace = {NULL, 0};
   const int64_t workers = moe_workers_(ctx);
   if (!call->args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  memset(state, 0, op->state_bytes);
-  MOE_TRY(op->check(ctx, state, call));
+  tensors.count = 0;
+  MOE_TRY(op->check(ctx, state, call, &tensors));
   if (op->layout) op->layout(state, &sized, workers);
-  int tensors = op->tensors(state, tensor);
-  if (op->layout) tensor[tensors++] = moe_workspace_tensor_(&sized, call->workspace, call->workspace_bytes);
-  MOE_TRY(moe_check_tensors_(ctx, tensor, tensors, call->query));
+  if (op->layout) moe_list_workspace_(&tensors, &sized, call->workspace, call->workspace_bytes);
+  MOE_TRY(moe_check_tensors_(ctx, &tensors, call->query));
   if (call->query && !op->answer) return moe_report_workspace_(ctx, &sized, (size_t *)call->answer);
   if (!call->query && op->check_contents) MOE_TRY(op->check_contents(ctx, state));
   if (!call->query && op->layout) {
     MOE_TRY(moe_open_workspace_(ctx, &sized, call->workspace, call->workspace_bytes, &workspace, &arena));
     op->layout(state, &arena, workers);
   }
-  const moe_status status = call->query ? op->answer(ctx, tensor, call->answer) : op->run(ctx, state);
+  const moe_status status = call->query ? op->answer(ctx, &tensors, call->answer) : op->run(ctx, state);
   moe_close_workspace_(ctx, &workspace);
   return status == MOE_OK ? moe_succeed_(ctx) : status;
+}
+
+/* A call whose arguments are in its state already. */
+MOE_FN moe_status moe_op_prepared_(const moe_op_ *op, void *state, moe_context *ctx) {
+  const moe_call_ call = {.args = state};
+  return moe_op_run_(op, state, ctx, &call);
 }
 
 /* The body of a public function; what follows are members of its call. */
 #define MOE_OP_BODY_(op, state_type, ...)        \
   {                                              \
     const moe_call_ call = {__VA_ARGS__};        \
-    state_type state;                            \
+    state_type state = {0};                      \
     return moe_op_run_(&op, &state, ctx, &call); \
   }
 

@@ -1,5 +1,5 @@
-/* Argument checks that every public function shares. A function lists its tensors once, in a table of moe_tensor_; the
-   table is checked for presence, size, alignment and overlap before anything is written. */
+/* Argument checks that every public function shares. A function lists its tensors; they are checked for presence, size,
+   alignment and overlap before anything is written. */
 #ifndef MOE_BASE_CHECK_H
 #define MOE_BASE_CHECK_H
 
@@ -13,6 +13,21 @@ typedef struct moe_tensor_ {
   moe_role_ role;
 } moe_tensor_;
 
+/* Those of a call. */
+enum { MOE_TENSORS_MAX_ = 32 };
+typedef struct moe_tensors_ {
+  moe_tensor_ tensor[MOE_TENSORS_MAX_];
+  int count;
+} moe_tensors_;
+
+/* Adds an array of them to the list. */
+#define MOE_LIST_(tensors, own) moe_list_(tensors, own, (int)(sizeof own / sizeof *own))
+MOE_FN moe_status moe_list_(moe_tensors_ *tensors, const moe_tensor_ *own, int count) {
+  memcpy(tensors->tensor + tensors->count, own, (size_t)count * sizeof *own);
+  tensors->count += count;
+  return MOE_OK;
+}
+
 MOE_FN int moe_overlap_(const moe_tensor_ *a, const moe_tensor_ *b) {
   if (!a->data || !b->data || a->bytes <= 0 || b->bytes <= 0) return 0;
   uintptr_t x = (uintptr_t)a->data, y = (uintptr_t)b->data;
@@ -22,7 +37,9 @@ MOE_FN int moe_overlap_(const moe_tensor_ *a, const moe_tensor_ *b) {
 MOE_FN int moe_is_output_(const moe_tensor_ *t) { return t->role == MOE_OUTPUT || t->role == MOE_OUTPUT_OPTIONAL; }
 
 /* With `sizes_only`, pointers are not looked at (workspace queries). */
-MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensor_ *tensor, int count, int sizes_only) {
+MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensors_ *tensors, int sizes_only) {
+  const moe_tensor_ *tensor = tensors->tensor;
+  const int count = tensors->count;
   for (int i = 0; i < count; i++)
     if (tensor[i].bytes < 0)
       return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");

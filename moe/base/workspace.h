@@ -27,12 +27,12 @@ MOE_FN moe_status moe_report_workspace_(moe_context *ctx, const moe_arena_ *aren
   return moe_succeed_(ctx);
 }
 
-/* The part of the caller's workspace that will be written, for the overlap check. */
-MOE_FN moe_tensor_ moe_workspace_tensor_(const moe_arena_ *sized, const void *given, size_t given_bytes) {
+/* Lists the part of the caller's workspace that will be written, for the overlap check. */
+MOE_FN void moe_list_workspace_(moe_tensors_ *tensors, const moe_arena_ *sized, const void *given, size_t given_bytes) {
   const int64_t need = moe_add_(sized->used, MOE_ALIGN_ - 1);
-  const moe_tensor_ tensor = {"workspace", given, need >= 0 && given_bytes < (size_t)need ? (int64_t)given_bytes : need,
-                              1, MOE_OUTPUT_OPTIONAL};
-  return tensor;
+  const int64_t bytes = need >= 0 && given_bytes < (size_t)need ? (int64_t)given_bytes : need;
+  const moe_tensor_ own[] = {{"workspace", given, bytes, 1, MOE_OUTPUT_OPTIONAL}};
+  MOE_LIST_(tensors, own);
 }
 
 typedef struct moe_workspace_ {

@@ -82,9 +82,9 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   return moe_check_config_(ctx, &layer->config);
 }
 
-/* The layer's own tensors, for the caller's table. Returns how many. */
-enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8, MOE_LAYER_TENSORS_ = 15 };
-MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tensor_ *tensor) {
+/* Lists the layer's own tensors, before any other. */
+enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8 }; /* which of them */
+MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensors_ *tensors) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
   const moe_role_ affinity_role = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE ? MOE_INPUT_OPTIONAL : MOE_INPUT;
@@ -102,17 +102,14 @@ MOE_FN int moe_layer_tensors_(const moe_blockwise_ *call, int dropping, moe_tens
       {"block_to_expert", dropping ? NULL : l->block_to_expert, moe_mul_(l->N, 4), 4, expert_role},
       {"conditions", l->conditions, moe_mul_(l->N, 4), 4, MOE_INPUT_OPTIONAL},
   };
-  int n = (int)(sizeof own / sizeof *own);
-  memcpy(tensor, own, sizeof own);
-  if (l->quantized_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
-  if (l->quantized_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
-  n += moe_quantized_tensors_(&call->gate_up.quantized, "quantized_gate_up_weight->codes",
-                              "quantized_gate_up_weight->scales", tensor + n);
-  n += moe_quantized_tensors_(&call->down.quantized, "quantized_down_weight->codes", "quantized_down_weight->scales",
-                              tensor + n);
-  n += moe_quantized_activation_tensors_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
-                                         "quantized_hidden_states->scales", tensor + n);
-  return n;
+  MOE_LIST_(tensors, own);
+  if (l->quantized_gate_up_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->quantized_down_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_weight->codes", "quantized_gate_up_weight->scales",
+                      tensors);
+  moe_quantized_list_(&call->down.quantized, "quantized_down_weight->codes", "quantized_down_weight->scales", tensors);
+  moe_quantized_activation_list_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
+                                 "quantized_hidden_states->scales", tensors);
 }
 
 /* What only a look into the tensors tells. */

@@ -18,38 +18,16 @@ typedef struct moe_backward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_FN moe_status moe_backward_check_options_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {
-  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
-  MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
-                                          args->quantized_output_hidden_states_grad));
-  MOE_TRY(moe_check_enum_(ctx, "shard_option", (int)args->shard_option, MOE_SHARD_AUTO + 1));
-  MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
-  MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
-  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
-  if (args->accumulate >= 64u)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
-  if (args->block_tile_size < 0 || (args->block_tile_size > 0 && args->layer.B % args->block_tile_size != 0))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_tile_size", "must be 0 or divide B");
-  if (args->kernel_type == MOE_KERNEL_DROPPING && args->layer.N != args->layer.E)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for DROPPING");
-  if (args->down_proj_act_checkpoint && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_proj_act_checkpoint", "does not exist with ON_I");
-  return MOE_OK;
-}
-
-MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *backward, const moe_arena_ *sized,
-                                      int sizes_only) {
+MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tensors) {
   const moe_blockwise_mm_bwd_args *args = backward->args;
   const moe_blockwise_layer *l = &args->layer;
   const int64_t size = backward->call.size, saved = backward->call.checkpoint_size,
                 affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
   const int64_t grad = moe_dtype_bytes_(backward->weight_grad_dtype);
-  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 12];
   const moe_quantized_activation *quantized_grad = args->quantized_output_hidden_states_grad;
-  int n = moe_layer_tensors_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensor);
-  n += moe_quantized_activation_tensors_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
-                                         "quantized_output_hidden_states_grad->scales", tensor + n);
+  moe_layer_list_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensors);
+  moe_quantized_activation_list_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
+                                 "quantized_output_hidden_states_grad->scales", tensors);
   const moe_tensor_ own[] = {
       {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T,
        moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
@@ -67,20 +45,50 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, const moe_backward_ *bac
       {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad,
        MOE_OUTPUT_OPTIONAL},
       {"down_proj_bias_grad", args->down_proj_bias_grad, moe_mul3_(l->E, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
-      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
   };
-  memcpy(tensor + n, own, sizeof own);
-  MOE_TRY(moe_check_tensors_(ctx, tensor, n + (int)(sizeof own / sizeof *own), sizes_only));
-  if (sizes_only) return MOE_OK;
+  MOE_LIST_(tensors, own);
+}
+
+MOE_FN moe_status moe_backward_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_backward_ *backward = (moe_backward_ *)state;
+  const moe_blockwise_mm_bwd_args *args = backward->args = (const moe_blockwise_mm_bwd_args *)call->args;
+  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
+  MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
+                                          args->quantized_output_hidden_states_grad));
+  MOE_TRY(moe_check_enum_(ctx, "shard_option", (int)args->shard_option, MOE_SHARD_AUTO + 1));
+  MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
+  MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
+  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
+  if (args->accumulate >= 64u)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
+  if (args->block_tile_size < 0 || (args->block_tile_size > 0 && args->layer.B % args->block_tile_size != 0))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_tile_size", "must be 0 or divide B");
+  if (args->kernel_type == MOE_KERNEL_DROPPING && args->layer.N != args->layer.E)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for DROPPING");
+  if (args->down_proj_act_checkpoint && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_proj_act_checkpoint", "does not exist with ON_I");
+  backward->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
+  moe_resolve_(&backward->call, &args->layer, call->dtype, args->kernel_type == MOE_KERNEL_DROPPING);
+  moe_weights_resolve_(&backward->call);
+  backward->call.layer.packed_gate_up_weight = backward->call.layer.packed_down_weight = NULL;
+  moe_backward_list_(backward, tensors);
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_backward_check_contents_(moe_context *ctx, const void *state) {
+  const moe_backward_ *backward = (const moe_backward_ *)state;
+  const moe_blockwise_layer *l = &backward->call.layer;
   MOE_TRY(moe_check_layer_scales_(ctx, &backward->call));
-  MOE_TRY(moe_quantized_activation_check_scales_(ctx, quantized_grad, l->T, l->H,
+  MOE_TRY(moe_quantized_activation_check_scales_(ctx, backward->args->quantized_output_hidden_states_grad, l->T, l->H,
                                                  "quantized_output_hidden_states_grad->scales"));
-  return moe_plan_check_(ctx, &backward->call.layer);
+  return moe_plan_check_(ctx, l);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-MOE_FN void moe_backward_layout_(moe_backward_ *backward, moe_arena_ *arena, int64_t workers) {
+MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_backward_ *backward = (moe_backward_ *)state;
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t rows = moe_plan_most_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
@@ -265,7 +273,8 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
   stage->accumulate = args->accumulate;
 }
 
-MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
+MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
+  moe_backward_ *backward = (moe_backward_ *)state;
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
@@ -296,40 +305,17 @@ MOE_FN void moe_backward_run_(moe_context *ctx, moe_backward_ *backward) {
   };
   moe_run_(ctx, work, pre ? 4 : 5);
   if (pre) moe_run_(ctx, &affinity, 1);
+  return MOE_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN moe_status moe_backward_any_(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, moe_dtype dtype,
-                                    size_t *bytes, int sizes_only) {
-  moe_backward_ backward;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_backward_check_options_(ctx, args));
-  backward.args = args;
-  backward.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
-  moe_resolve_(&backward.call, &args->layer, dtype, args->kernel_type == MOE_KERNEL_DROPPING);
-  moe_weights_resolve_(&backward.call);
-  backward.call.layer.packed_gate_up_weight = backward.call.layer.packed_down_weight = NULL;
-  moe_backward_layout_(&backward, &sized, moe_workers_(ctx));
-  MOE_TRY(moe_backward_check_(ctx, &backward, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_backward_layout_(&backward, &arena, moe_workers_(ctx));
-  moe_backward_run_(ctx, &backward);
-  moe_close_workspace_(ctx, &workspace);
-  return moe_succeed_(ctx);
-}
+static const moe_op_ moe_backward_op_ = {moe_backward_check_, moe_backward_layout_, moe_backward_run_,
+                                         moe_backward_check_contents_, NULL};
 
-#define MOE_DEFINE_BACKWARD_(name, type, NAME)                                                                     \
-  moe_status moe_blockwise_mm_bwd_##name(moe_context *ctx, const moe_blockwise_mm_bwd_args *args) {                \
-    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                \
-  }                                                                                                                \
-  moe_status moe_blockwise_mm_bwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_bwd_args *args, \
-                                                          size_t *bytes) {                                         \
-    return moe_backward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                               \
-  }
+#define MOE_DEFINE_BACKWARD_(name, type, NAME)                                                               \
+  MOE_OP_WORKSPACE_(moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args, moe_backward_op_, moe_backward_, \
+                    .dtype = MOE_DTYPE_##NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_BACKWARD_)
 #undef MOE_DEFINE_BACKWARD_
 

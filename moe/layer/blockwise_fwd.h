@@ -62,27 +62,6 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_forward_check_options_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {
-  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
-  MOE_TRY(moe_check_enum_(ctx, "spec", (int)args->spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
-  MOE_TRY(moe_check_flag_(ctx, "check_device_limits", args->check_device_limits));
-  MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
-  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
-  MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
-  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
-      !(moe_is_mx_(args->layer.quantized_gate_up_weight) && moe_is_mx_(args->layer.quantized_down_weight)))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "spec", "needs both weights quantised to MX");
-  if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && args->layer.N != args->layer.E)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
-  const int rounded = args->layer.mx.weights.enabled;
-  if ((rounded && args->layer.packed_gate_up_weight && !args->layer.quantized_gate_up_weight) ||
-      (rounded && args->layer.packed_down_weight && !args->layer.quantized_down_weight))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "mx.weights", "cannot be rounded once they are packed");
-  if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
-  return MOE_OK;
-}
-
 /* Rows of H elements in the output: per token and in all. */
 MOE_FN int64_t moe_forward_slots_(const moe_blockwise_mm_fwd_args *args) {
   return args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
@@ -93,27 +72,51 @@ MOE_FN int64_t moe_forward_rows_(const moe_blockwise_mm_fwd_args *args) {
   return moe_mul_(args->layer.T + padding_row, moe_forward_slots_(args));
 }
 
-MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forward, const moe_arena_ *sized,
-                                     int sizes_only) {
+MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_forward_ *forward = (moe_forward_ *)state;
+  const moe_blockwise_mm_fwd_args *args = forward->args = (const moe_blockwise_mm_fwd_args *)call->args;
+  const moe_blockwise_layer *l = &args->layer;
+  MOE_TRY(moe_check_layer_options_(ctx, l));
+  MOE_TRY(moe_check_enum_(ctx, "spec", (int)args->spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
+  MOE_TRY(moe_check_flag_(ctx, "check_device_limits", args->check_device_limits));
+  MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
+  MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
+  MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
+  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
+      !(moe_is_mx_(l->quantized_gate_up_weight) && moe_is_mx_(l->quantized_down_weight)))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "spec", "needs both weights quantised to MX");
+  if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && l->N != l->E)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
+  const int rounded = l->mx.weights.enabled, dropping = args->spec == MOE_CTE_SHARD_ON_I_DROPPING;
+  if ((rounded && l->packed_gate_up_weight && !l->quantized_gate_up_weight) ||
+      (rounded && l->packed_down_weight && !l->quantized_down_weight))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "mx.weights", "cannot be rounded once they are packed");
+  if (args->down_activations && l->config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
+  moe_resolve_(&forward->call, l, call->dtype, dropping);
+  moe_weights_resolve_(&forward->call);
+  const int64_t size = forward->call.size, saved = forward->call.checkpoint_size,
+                pre = moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved);
+  const moe_tensor_ own[] = {
+      {"gate_up_activations_T", args->gate_up_activations_T, pre, saved, MOE_OUTPUT_OPTIONAL},
+      {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL},
+      {"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT},
+  };
+  moe_layer_list_(&forward->call, dropping, tensors);
+  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID || args->spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
+    tensors->tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
+  if (l->packed_gate_up_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_down_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  MOE_LIST_(tensors, own);
+  moe_packed_list_(&forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight, tensors);
+  moe_packed_list_(&forward->call.down, "packed_down_weight", l->packed_down_weight, tensors);
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *state) {
+  const moe_forward_ *forward = (const moe_forward_ *)state;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &args->layer;
-  const int64_t size = forward->call.size, saved = forward->call.checkpoint_size;
-  moe_tensor_ tensor[MOE_LAYER_TENSORS_ + 6];
-  int n = moe_layer_tensors_(&forward->call, args->spec == MOE_CTE_SHARD_ON_I_DROPPING, tensor);
-  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID || args->spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
-    tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
-  if (l->packed_gate_up_weight) tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
-  if (l->packed_down_weight) tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
-  tensor[n++] = (moe_tensor_){"gate_up_activations_T", args->gate_up_activations_T,
-                              moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_OUTPUT_OPTIONAL};
-  tensor[n++] = (moe_tensor_){"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved,
-                              MOE_OUTPUT_OPTIONAL};
-  tensor[n++] = (moe_tensor_){"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT};
-  tensor[n++] = moe_packed_tensor_(&forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight);
-  tensor[n++] = moe_packed_tensor_(&forward->call.down, "packed_down_weight", l->packed_down_weight);
-  tensor[n++] = moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes);
-  MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
-  if (sizes_only) return MOE_OK;
   MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight,
                             l->packed_gate_up_bytes));
   MOE_TRY(
@@ -129,7 +132,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, const moe_forward_ *forwa
    Blocks are mostly padding then: there is memory for it where they hold so many slots per expert. */
 enum { MOE_ROWS_APART_ = 16, MOE_SLOTS_APART_ = 256 };
 
-MOE_FN void moe_forward_layout_(moe_forward_ *forward, moe_arena_ *arena, int64_t workers) {
+MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_forward_ *forward = (moe_forward_ *)state;
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
@@ -229,7 +233,8 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
   moe_run_(ctx, &work, 1);
 }
 
-MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
+MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
+  moe_forward_ *forward = (moe_forward_ *)state;
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
@@ -264,38 +269,17 @@ MOE_FN void moe_forward_run_(moe_context *ctx, moe_forward_ *forward) {
   const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);
   moe_forward_blank_rows_(forward);
+  return MOE_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN moe_status moe_forward_any_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype,
-                                   size_t *bytes, int sizes_only) {
-  moe_forward_ forward;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_forward_check_options_(ctx, args));
-  forward.args = args;
-  moe_resolve_(&forward.call, &args->layer, dtype, args->spec == MOE_CTE_SHARD_ON_I_DROPPING);
-  moe_weights_resolve_(&forward.call);
-  moe_forward_layout_(&forward, &sized, moe_workers_(ctx));
-  MOE_TRY(moe_forward_check_(ctx, &forward, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_forward_layout_(&forward, &arena, moe_workers_(ctx));
-  moe_forward_run_(ctx, &forward);
-  moe_close_workspace_(ctx, &workspace);
-  return moe_succeed_(ctx);
-}
+static const moe_op_ moe_forward_op_ = {moe_forward_check_, moe_forward_layout_, moe_forward_run_,
+                                        moe_forward_check_contents_, NULL};
 
-#define MOE_DEFINE_FORWARD_(name, type, NAME)                                                                      \
-  moe_status moe_blockwise_mm_fwd_##name(moe_context *ctx, const moe_blockwise_mm_fwd_args *args) {                \
-    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                 \
-  }                                                                                                                \
-  moe_status moe_blockwise_mm_fwd_##name##_workspace_size(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, \
-                                                          size_t *bytes) {                                         \
-    return moe_forward_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                \
-  }
+#define MOE_DEFINE_FORWARD_(name, type, NAME)                                                              \
+  MOE_OP_WORKSPACE_(moe_blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args, moe_forward_op_, moe_forward_, \
+                    .dtype = MOE_DTYPE_##NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_FORWARD_)
 #undef MOE_DEFINE_FORWARD_
 

@@ -17,7 +17,36 @@ typedef struct moe_grouped_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
-MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
+/* Lists the tensors; those of other operations are taken for absent. */
+MOE_FN void moe_grouped_list_(const moe_grouped_ *g, moe_tensors_ *tensors) {
+  const moe_grouped_gemm_args *args = g->args;
+  const int64_t size = g->size, grad = moe_dtype_bytes_(g->weight_grad_dtype);
+  const int64_t x_rows = args->permute_x ? args->num_tokens : g->total;
+  const moe_role_ gather = args->permute_x || args->permute_y ? MOE_INPUT : MOE_INPUT_OPTIONAL;
+  const int forward = g->op == MOE_GROUPED_FORWARD, dx = g->op == MOE_GROUPED_DX, dw = g->op == MOE_GROUPED_DW;
+  const int64_t weight_bytes = moe_mul4_(args->E, args->N, args->K, size);
+  const moe_tensor_ own[] = {
+      {"m_sizes", args->m_sizes, moe_mul_(args->E, 4), 4, MOE_INPUT},
+      {"gather_indices", args->gather_indices, moe_mul_(g->total, 4), 4, gather},
+      {"X", dx ? NULL : args->X, moe_mul3_(x_rows, args->K, size), size, dx ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"W", dw ? NULL : args->W, weight_bytes, size,
+       dw || (forward && args->packed_W) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"packed_W", forward ? args->packed_W : NULL, moe_packed_bytes_(&g->weight), MOE_ALIGN_, MOE_INPUT_OPTIONAL},
+      {"dY", forward ? NULL : args->dY, moe_mul3_(g->total, args->N, size), size,
+       forward ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"topk_weights", forward ? args->topk_weights : NULL, moe_mul_(g->total, 4), 4, MOE_INPUT_OPTIONAL},
+      {"Y", forward ? args->Y : NULL, moe_mul3_(g->total, args->N, size), size,
+       forward ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"dX", dx ? args->dX : NULL, moe_mul3_(g->total, args->K, size), size, dx ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+      {"dW", dw ? args->dW : NULL, moe_mul4_(args->E, args->N, args->K, grad), grad,
+       dw ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
+  };
+  MOE_LIST_(tensors, own);
+}
+
+MOE_FN moe_status moe_grouped_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_grouped_ *g = (moe_grouped_ *)state;
+  const moe_grouped_gemm_args *args = g->args = (const moe_grouped_gemm_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_count_(ctx, "num_tokens", args->num_tokens));
   MOE_TRY(moe_check_count_(ctx, "topk", args->topk));
@@ -34,11 +63,22 @@ MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "permute_x", "and permute_y exclude each other");
   if (args->topk_weights && !args->permute_y)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "topk_weights", "needs permute_y");
+  moe_group_init_(&g->group, call->dtype, args->E);
+  g->op = (moe_grouped_op_)call->kind;
+  g->dtype = call->dtype;
+  g->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
+  g->weight = moe_packed_of_(MOE_PACK_GROUPED, g->group.panel, call->dtype, args->E, args->N, args->K, NULL);
+  g->total = args->num_tokens * args->topk;
+  g->size = moe_dtype_bytes_(call->dtype);
+  moe_grouped_list_(g, tensors);
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g) {
+MOE_FN moe_status moe_grouped_check_contents_(moe_context *ctx, const void *state) {
+  const moe_grouped_ *g = (const moe_grouped_ *)state;
   const moe_grouped_gemm_args *args = g->args;
+  if (g->op == MOE_GROUPED_FORWARD)
+    MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
   int64_t rows = 0;
   for (int64_t e = 0; e < args->E; e++) {
     if (args->m_sizes[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "has a negative count");
@@ -49,37 +89,6 @@ MOE_FN moe_status moe_grouped_check_ids_(moe_context *ctx, const moe_grouped_ *g
     if (args->gather_indices[i] < 0 || args->gather_indices[i] >= g->total)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "gather_indices", "has a slot outside [0,num_tokens*topk)");
   return MOE_OK;
-}
-
-/* Tensors an operation does not use are left out of its table. */
-MOE_FN moe_status moe_grouped_check_(moe_context *ctx, const moe_grouped_ *g, const moe_arena_ *sized, int sizes_only) {
-  const moe_grouped_gemm_args *args = g->args;
-  const int64_t size = g->size, grad = moe_dtype_bytes_(g->weight_grad_dtype);
-  const int64_t x_rows = args->permute_x ? args->num_tokens : g->total;
-  const moe_role_ gather = args->permute_x || args->permute_y ? MOE_INPUT : MOE_INPUT_OPTIONAL;
-  const int forward = g->op == MOE_GROUPED_FORWARD, dx = g->op == MOE_GROUPED_DX, dw = g->op == MOE_GROUPED_DW;
-  const int64_t weight_bytes = moe_mul4_(args->E, args->N, args->K, size);
-  const moe_tensor_ tensor[] = {
-      {"m_sizes", args->m_sizes, moe_mul_(args->E, 4), 4, MOE_INPUT},
-      {"gather_indices", args->gather_indices, moe_mul_(g->total, 4), 4, gather},
-      {"X", dx ? NULL : args->X, moe_mul3_(x_rows, args->K, size), size, dx ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      {"W", dw ? NULL : args->W, weight_bytes, size,
-       dw || (forward && args->packed_W) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      moe_packed_tensor_(&g->weight, "packed_W", forward ? args->packed_W : NULL),
-      {"dY", forward ? NULL : args->dY, moe_mul3_(g->total, args->N, size), size,
-       forward ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      {"topk_weights", forward ? args->topk_weights : NULL, moe_mul_(g->total, 4), 4, MOE_INPUT_OPTIONAL},
-      {"Y", forward ? args->Y : NULL, moe_mul3_(g->total, args->N, size), size,
-       forward ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
-      {"dX", dx ? args->dX : NULL, moe_mul3_(g->total, args->K, size), size, dx ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
-      {"dW", dw ? args->dW : NULL, moe_mul4_(args->E, args->N, args->K, grad), grad,
-       dw ? MOE_OUTPUT : MOE_OUTPUT_OPTIONAL},
-      moe_workspace_tensor_(sized, args->workspace, args->workspace_bytes),
-  };
-  MOE_TRY(moe_check_tensors_(ctx, tensor, (int)(sizeof tensor / sizeof *tensor), sizes_only));
-  if (sizes_only) return MOE_OK;
-  if (forward) MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
-  return moe_grouped_check_ids_(ctx, g);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -176,7 +185,8 @@ MOE_FN void moe_grouped_dw_(const moe_grouped_ *g, moe_weight_grad_ *stage) {
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t workers) {
+MOE_FN void moe_grouped_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_grouped_ *g = (moe_grouped_ *)state;
   const int dw = g->op == MOE_GROUPED_DW;
   g->first = (int64_t *)moe_take_(arena, (g->args->E + 1) * 8);
   g->token = (int32_t *)moe_take_(arena, g->args->permute_x ? g->total * 4 : 0);
@@ -187,7 +197,8 @@ MOE_FN void moe_grouped_layout_(moe_grouped_ *g, moe_arena_ *arena, int64_t work
   moe_scratch_layout_all_(&g->group, arena, workers, &needs);
 }
 
-MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
+MOE_FN moe_status moe_grouped_run_(moe_context *ctx, void *state) {
+  moe_grouped_ *g = (moe_grouped_ *)state;
   g->group.in_shares = moe_in_shares_(ctx);
   g->first[0] = 0;
   for (int64_t e = 0; e < g->args->E; e++) g->first[e + 1] = g->first[e] + g->args->m_sizes[e];
@@ -198,49 +209,22 @@ MOE_FN void moe_grouped_run_(moe_context *ctx, moe_grouped_ *g) {
     moe_grouped_dw_(g, &stage);
     const moe_work_ work = moe_weight_grad_work_(&stage);
     moe_run_(ctx, &work, 1);
-    return;
+    return MOE_OK;
   }
   moe_expert_stage_ stage;
   moe_grouped_stage_(g, &stage);
   const moe_work_ work[] = {moe_expert_stage_work_(&stage), {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
   moe_run_(ctx, work, 2);
+  return MOE_OK;
 }
 
-MOE_FN moe_status moe_grouped_any_(moe_context *ctx, const moe_grouped_gemm_args *args, moe_dtype dtype,
-                                   moe_grouped_op_ op, size_t *bytes, int sizes_only) {
-  moe_grouped_ g;
-  moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace;
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  MOE_TRY(moe_grouped_check_options_(ctx, args));
-  memset(&g, 0, sizeof g);
-  moe_group_init_(&g.group, dtype, args->E);
-  g.args = args;
-  g.op = op;
-  g.dtype = dtype;
-  g.weight_grad_dtype = moe_or_(args->weight_grad_dtype, dtype);
-  g.weight = moe_packed_of_(MOE_PACK_GROUPED, g.group.panel, dtype, args->E, args->N, args->K, NULL);
-  g.total = args->num_tokens * args->topk;
-  g.size = moe_dtype_bytes_(dtype);
-  moe_grouped_layout_(&g, &sized, moe_workers_(ctx));
-  MOE_TRY(moe_grouped_check_(ctx, &g, &sized, sizes_only));
-  if (sizes_only) return moe_report_workspace_(ctx, &sized, bytes);
-  MOE_TRY(moe_open_workspace_(ctx, &sized, args->workspace, args->workspace_bytes, &workspace, &arena));
-  moe_grouped_layout_(&g, &arena, moe_workers_(ctx));
-  moe_grouped_run_(ctx, &g);
-  moe_close_workspace_(ctx, &workspace);
-  return moe_succeed_(ctx);
-}
+static const moe_op_ moe_grouped_gemm_op_ = {moe_grouped_check_, moe_grouped_layout_, moe_grouped_run_,
+                                             moe_grouped_check_contents_, NULL};
 
 /* op: "" (forward), _dx or _dw */
-#define MOE_DEFINE_GROUPED_OP_(op, OP, name, NAME)                                                               \
-  moe_status moe_grouped_gemm##op##_##name(moe_context *ctx, const moe_grouped_gemm_args *args) {                \
-    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, NULL, 0);                             \
-  }                                                                                                              \
-  moe_status moe_grouped_gemm##op##_##name##_workspace_size(moe_context *ctx, const moe_grouped_gemm_args *args, \
-                                                            size_t *bytes) {                                     \
-    return moe_grouped_any_(ctx, args, MOE_DTYPE_##NAME, MOE_GROUPED_##OP, bytes, 1);                            \
-  }
+#define MOE_DEFINE_GROUPED_OP_(op, OP, name, NAME)                                                            \
+  MOE_OP_WORKSPACE_(moe_grouped_gemm##op##_##name, moe_grouped_gemm_args, moe_grouped_gemm_op_, moe_grouped_, \
+                    .dtype = MOE_DTYPE_##NAME, .kind = MOE_GROUPED_##OP)
 #define MOE_DEFINE_GROUPED_(name, type, NAME)   \
   MOE_DEFINE_GROUPED_OP_(, FORWARD, name, NAME) \
   MOE_DEFINE_GROUPED_OP_(_dx, DX, name, NAME)   \

@@ -42,10 +42,10 @@ MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) {
   return moe_add_(MOE_ALIGN_, moe_mul3_(p->E, p->panels, p->panel_bytes));
 }
 
-/* A packed tensor in a function's table of tensors. */
-MOE_FN moe_tensor_ moe_packed_tensor_(const moe_packed_ *p, const char *name, const void *packed) {
-  const moe_tensor_ tensor = {name, packed, moe_packed_bytes_(p), MOE_ALIGN_, MOE_INPUT_OPTIONAL};
-  return tensor;
+/* Lists a packed tensor among a function's. */
+MOE_FN void moe_packed_list_(const moe_packed_ *p, const char *name, const void *packed, moe_tensors_ *tensors) {
+  const moe_tensor_ own[] = {{name, packed, moe_packed_bytes_(p), MOE_ALIGN_, MOE_INPUT_OPTIONAL}};
+  MOE_LIST_(tensors, own);
 }
 
 /* Whether what the caller gave is this tensor. */
@@ -115,67 +115,68 @@ MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_pack_b_(job->kernels, p->panel, &b, item % p->panels, 0, p->k, panel);
 }
 
-MOE_FN moe_status moe_pack_check_quantized_(moe_context *ctx, const moe_pack_weights_args *args) {
+MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_pack_job_ *job = (moe_pack_job_ *)state;
+  const moe_pack_weights_args *args = job->args = (const moe_pack_weights_args *)call->args;
   const int parts = args->layout <= MOE_PACK_UP ? 2 : 1;
-  if (args->quantized && args->layout == MOE_PACK_GROUPED)
-    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "layout", "GROUPED takes plain weights");
-  return moe_quantized_check_(ctx, args->quantized, parts, args->rows);
-}
-
-MOE_FN moe_status moe_pack_any_(moe_context *ctx, const moe_pack_weights_args *args, moe_dtype dtype, size_t *bytes,
-                                int sizes_only) {
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "layout", (int)args->layout, MOE_PACK_GROUPED + 1));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
-  MOE_TRY(moe_pack_check_quantized_(ctx, args));
+  if (args->quantized && args->layout == MOE_PACK_GROUPED)
+    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "layout", "GROUPED takes plain weights");
+  MOE_TRY(moe_quantized_check_(ctx, args->quantized, parts, args->rows));
   moe_group_ group;
-  moe_group_init_(&group, dtype, args->E);
-  moe_pack_job_ job = {
-      group.kernels,
-      moe_packed_of_(args->layout, group.panel, dtype, args->E, args->rows, args->columns, args->quantized), args};
-  const int64_t size = moe_dtype_bytes_(dtype), need = moe_packed_bytes_(&job.packed);
-  const int64_t parts = args->layout <= MOE_PACK_UP ? 2 : 1;
-  const moe_role_ plain = args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT;
-  moe_tensor_ tensor[4] = {
+  moe_group_init_(&group, call->dtype, args->E);
+  job->kernels = group.kernels;
+  job->packed =
+      moe_packed_of_(args->layout, group.panel, call->dtype, args->E, args->rows, args->columns, args->quantized);
+  const int64_t size = moe_dtype_bytes_(job->packed.dtype);
+  const moe_tensor_ own[] = {
       {"weight", args->quantized ? NULL : args->weight,
-       moe_mul_(moe_mul4_(args->E, args->rows, parts, args->columns), size), size, plain},
-      {"packed", args->packed, need, MOE_ALIGN_, MOE_OUTPUT},
+       moe_mul_(moe_mul4_(args->E, args->rows, parts, args->columns), size), size,
+       args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"packed", args->packed, moe_packed_bytes_(&job->packed), MOE_ALIGN_, MOE_OUTPUT},
   };
-  const int n = 2 + moe_quantized_tensors_(&job.packed.quantized, "quantized->codes", "quantized->scales", tensor + 2);
-  MOE_TRY(moe_check_tensors_(ctx, tensor, n, sizes_only));
-  if (sizes_only) {
-    if (!bytes) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
-    *bytes = (size_t)need;
-    return moe_succeed_(ctx);
-  }
-  if (args->packed_bytes < (size_t)need)
-    return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
-  MOE_TRY(moe_quantized_check_scales_(ctx, &job.packed.quantized, "quantized->scales"));
-  const moe_packed_header_ header = {MOE_PACKED_MAGIC_,
-                                     (uint32_t)args->layout,
-                                     (uint32_t)group.panel,
-                                     (uint32_t)dtype,
-                                     (uint32_t)moe_weight_scaled_after_(args->quantized),
-                                     args->E,
-                                     args->rows,
-                                     args->columns};
-  memset(args->packed, 0, MOE_ALIGN_);
-  memcpy(args->packed, &header, sizeof header);
-  const moe_work_ work = {args->E * job.packed.panels, moe_pack_item_, &job, NULL};
-  moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  MOE_LIST_(tensors, own);
+  moe_quantized_list_(&job->packed.quantized, "quantized->codes", "quantized->scales", tensors);
+  return MOE_OK;
 }
 
+MOE_FN moe_status moe_pack_answer_(moe_context *ctx, const moe_tensors_ *tensors, void *answer) {
+  if (!answer) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
+  *(size_t *)answer = (size_t)tensors->tensor[1].bytes; /* packed */
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_pack_check_contents_(moe_context *ctx, const void *state) {
+  const moe_pack_job_ *job = (const moe_pack_job_ *)state;
+  if (job->args->packed_bytes < (size_t)moe_packed_bytes_(&job->packed))
+    return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
+  return moe_quantized_check_scales_(ctx, &job->packed.quantized, "quantized->scales");
+}
+
+MOE_FN moe_status moe_pack_run_(moe_context *ctx, void *state) {
+  moe_pack_job_ *job = (moe_pack_job_ *)state;
+  const moe_packed_ *p = &job->packed;
+  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(job->args->quantized);
+  const moe_packed_header_ header = {
+      MOE_PACKED_MAGIC_, (uint32_t)p->layout, (uint32_t)p->panel, (uint32_t)p->dtype, unscaled, p->E,
+      p->rows,           p->columns};
+  memset(job->args->packed, 0, MOE_ALIGN_);
+  memcpy(job->args->packed, &header, sizeof header);
+  const moe_work_ work = {p->E * p->panels, moe_pack_item_, job, NULL};
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
+}
+
+static const moe_op_ moe_pack_op_ = {moe_pack_check_, NULL, moe_pack_run_, moe_pack_check_contents_, moe_pack_answer_};
+
 #define MOE_DEFINE_PACK_(name, type, NAME)                                                                        \
-  moe_status moe_pack_weights_##name(moe_context *ctx, const moe_pack_weights_args *args) {                       \
-    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, NULL, 0);                                                   \
-  }                                                                                                               \
-  moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes) { \
-    return moe_pack_any_(ctx, args, MOE_DTYPE_##NAME, bytes, 1);                                                  \
-  }
+  MOE_OP_(moe_pack_weights_##name, moe_pack_weights_args, moe_pack_op_, moe_pack_job_, .dtype = MOE_DTYPE_##NAME) \
+  MOE_OP_SIZE_(moe_pack_weights_##name##_size, moe_pack_weights_args, moe_pack_op_, moe_pack_job_,                \
+               .dtype = MOE_DTYPE_##NAME)
 MOE_DTYPE_LIST(MOE_DEFINE_PACK_)
 #undef MOE_DEFINE_PACK_
 

@@ -22,16 +22,16 @@ MOE_FN int64_t moe_quantized_activation_scales_(const moe_quantized_activation *
                   a->block_columns ? moe_ceil_div_(columns, a->block_columns) : 1);
 }
 
-/* Its two tensors, of [rows,columns], in a function's table; none where it is absent. */
-MOE_FN int moe_quantized_activation_tensors_(const moe_quantized_activation *a, int64_t rows, int64_t columns,
-                                             const char *codes, const char *scales, moe_tensor_ *tensor) {
-  if (!a) return 0;
+/* Lists its codes and scales, of [rows,columns], among a function's tensors. */
+MOE_FN void moe_quantized_activation_list_(const moe_quantized_activation *a, int64_t rows, int64_t columns,
+                                           const char *codes, const char *scales, moe_tensors_ *tensors) {
+  if (!a) return;
   const int64_t size = a->float_scales ? 4 : 1;
   const int64_t code_bytes = moe_mul_(rows, moe_element_bytes_(columns, moe_element_format_of_(a->element).bits));
   const int64_t scale_bytes = moe_mul_(moe_quantized_activation_scales_(a, rows, columns), size);
-  tensor[0] = (moe_tensor_){codes, a->codes, code_bytes, 1, MOE_INPUT};
-  tensor[1] = (moe_tensor_){scales, a->scales, scale_bytes, size, MOE_INPUT};
-  return 2;
+  const moe_tensor_ own[] = {{codes, a->codes, code_bytes, 1, MOE_INPUT},
+                             {scales, a->scales, scale_bytes, size, MOE_INPUT}};
+  MOE_LIST_(tensors, own);
 }
 
 /* E8M0 bytes may be NaN. */

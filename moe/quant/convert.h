@@ -63,32 +63,36 @@ MOE_FN void moe_convert_item_(void *arg, int64_t item, moe_worker_ *worker) {
     }
 }
 
-MOE_FN moe_status moe_convert_any_(moe_context *ctx, const moe_convert_ *convert) {
-  const int64_t to = moe_dtype_bytes_(convert->to), from = moe_dtype_bytes_(convert->from);
+MOE_FN moe_status moe_convert_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  const moe_convert_ *c = &((const moe_convert_job_ *)state)->convert;
+  const int64_t to = moe_dtype_bytes_(c->to), from = moe_dtype_bytes_(c->from);
+  const moe_tensor_ own[] = {{"src", c->src, moe_mul_(c->n, from), from, MOE_INPUT},
+                             {"dst", c->dst, moe_mul_(c->n, to), to, MOE_OUTPUT}};
+  (void)call;
   MOE_TRY(moe_check_context_(ctx));
-  if (convert->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
-  const moe_tensor_ tensor[] = {
-      {"src", convert->src, moe_mul_(convert->n, from), from, MOE_INPUT},
-      {"dst", convert->dst, moe_mul_(convert->n, to), to, MOE_OUTPUT},
-  };
-  if (convert->n > 0) MOE_TRY(moe_check_tensors_(ctx, tensor, 2, 0));
-  moe_convert_job_ job;
-  job.kernels = moe_kernels_();
-  job.convert = *convert;
-  job.nt = convert->n * to >= MOE_NT_MIN_BYTES;
-  const moe_work_ work = {moe_ceil_div_(convert->n, MOE_CONVERT_ITEM_), moe_convert_item_, &job, NULL};
-  moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  if (c->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
+  return c->n > 0 ? MOE_LIST_(tensors, own) : MOE_OK;
 }
 
-#define MOE_DEFINE_CONVERT_(name, type, NAME)                                                          \
-  moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n) {         \
-    const moe_convert_ convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_##NAME, MOE_DTYPE_F32}; \
-    return moe_convert_any_(ctx, &convert);                                                            \
-  }                                                                                                    \
-  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n) {           \
-    const moe_convert_ convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_F32, MOE_DTYPE_##NAME}; \
-    return moe_convert_any_(ctx, &convert);                                                            \
+MOE_FN moe_status moe_convert_run_(moe_context *ctx, void *state) {
+  moe_convert_job_ *job = (moe_convert_job_ *)state;
+  const moe_work_ work = {moe_ceil_div_(job->convert.n, MOE_CONVERT_ITEM_), moe_convert_item_, job, NULL};
+  job->kernels = moe_kernels_();
+  job->nt = job->convert.n * moe_dtype_bytes_(job->convert.to) >= MOE_NT_MIN_BYTES;
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
+}
+
+static const moe_op_ moe_convert_op_ = {moe_convert_check_, NULL, moe_convert_run_, NULL, NULL};
+
+#define MOE_DEFINE_CONVERT_(name, type, NAME)                                                                 \
+  moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n) {                \
+    moe_convert_job_ job = {.convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_##NAME, MOE_DTYPE_F32}}; \
+    return moe_op_prepared_(&moe_convert_op_, &job, ctx);                                                     \
+  }                                                                                                           \
+  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n) {                  \
+    moe_convert_job_ job = {.convert = {(char *)dst, (const char *)src, n, MOE_DTYPE_F32, MOE_DTYPE_##NAME}}; \
+    return moe_op_prepared_(&moe_convert_op_, &job, ctx);                                                     \
   }
 MOE_DTYPE_LIST(MOE_DEFINE_CONVERT_)
 #undef MOE_DEFINE_CONVERT_

@@ -35,12 +35,14 @@ MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
              : MOE_OK;
 }
 
-/* One conversion of n elements, a piece at a time: from float, or to it where `codes` has any. */
+/* One conversion of n elements, a chunk at a time: from float or, to decode, from codes. */
 typedef struct moe_element_job_ {
   const moe_kernels *kernels;
+  void (*chunk)(void *job, int64_t item, moe_worker_ *worker); /* what a work item does */
   moe_element_format_ format;
   moe_cast_ cast;
   int64_t n;
+  int decode;
   const float *from;
   uint8_t *to_codes;
   const uint8_t *codes;
@@ -54,7 +56,7 @@ MOE_FN void moe_element_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   const int64_t at = item * MOE_ELEMENT_CHUNK_, n = moe_min_(MOE_ELEMENT_CHUNK_, job->n - at);
   const int64_t code = moe_element_bytes_(at, job->format.bits);
   (void)worker;
-  if (job->codes)
+  if (job->decode)
     job->kernels->quant->load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
   else
     job->kernels->quant->store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
@@ -71,7 +73,7 @@ MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   (void)worker;
   for (int64_t i = item * MOE_ELEMENT_CHUNK_; i < end; i++) {
     uint32_t bits;
-    if (job->codes) {
+    if (job->decode) {
       bits = moe_e8m0_bits_(job->codes[i]);
       memcpy(job->to + i, &bits, 4);
     } else {
@@ -81,35 +83,42 @@ MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   }
 }
 
-MOE_FN moe_status moe_element_run_(moe_context *ctx, moe_element_job_ *job, int decode,
-                                   void (*chunk)(void *, int64_t, moe_worker_ *)) {
+MOE_FN moe_status moe_element_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  const moe_element_job_ *job = (const moe_element_job_ *)state;
   const int64_t floats = moe_mul_(job->n, 4), codes = moe_element_bytes_(job->n, job->format.bits);
-  MOE_TRY(moe_check_context_(ctx));
-  if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
   const moe_tensor_ to_float[] = {{"src", job->codes, codes, 1, MOE_INPUT}, {"dst", job->to, floats, 4, MOE_OUTPUT}};
   const moe_tensor_ from_float[] = {{"src", job->from, floats, 4, MOE_INPUT},
                                     {"dst", job->to_codes, codes, 1, MOE_OUTPUT}};
-  if (job->n > 0) MOE_TRY(moe_check_tensors_(ctx, decode ? to_float : from_float, 2, 0));
-  job->kernels = moe_kernels_();
-  const moe_work_ work = {moe_ceil_div_(job->n, MOE_ELEMENT_CHUNK_), chunk, job, NULL};
-  moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  (void)call;
+  MOE_TRY(moe_check_context_(ctx));
+  if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
+  if (job->n == 0) return MOE_OK;
+  return job->decode ? MOE_LIST_(tensors, to_float) : MOE_LIST_(tensors, from_float);
 }
+
+MOE_FN moe_status moe_element_run_(moe_context *ctx, void *state) {
+  moe_element_job_ *job = (moe_element_job_ *)state;
+  const moe_work_ work = {moe_ceil_div_(job->n, MOE_ELEMENT_CHUNK_), job->chunk, job, NULL};
+  job->kernels = moe_kernels_();
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
+}
+
+static const moe_op_ moe_element_op_ = {moe_element_check_, NULL, moe_element_run_, NULL, NULL};
 
 MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, uint8_t *dst, const float *src,
                                         int64_t n, uint32_t cast) {
-  moe_element_job_ job = {0};
+  moe_element_job_ job = {.chunk = moe_element_chunk_, .n = n, .from = src, .to_codes = dst};
   MOE_TRY(moe_check_cast_(ctx, cast));
   job.cast = moe_cast_of_(element, cast), job.format = moe_element_format_of_(element);
-  job.n = n, job.from = src, job.to_codes = dst;
-  return moe_element_run_(ctx, &job, 0, moe_element_chunk_);
+  return moe_op_prepared_(&moe_element_op_, &job, ctx);
 }
 
 MOE_FN moe_status moe_element_to_f32_(moe_context *ctx, moe_element element, float *dst, const uint8_t *src,
                                       int64_t n) {
-  moe_element_job_ job = {0};
-  job.format = moe_element_format_of_(element), job.n = n, job.codes = src, job.to = dst;
-  return moe_element_run_(ctx, &job, 1, moe_element_chunk_);
+  moe_element_job_ job = {.chunk = moe_element_chunk_, .n = n, .codes = src, .to = dst, .decode = 1};
+  job.format = moe_element_format_of_(element);
+  return moe_op_prepared_(&moe_element_op_, &job, ctx);
 }
 
 #define MOE_DEFINE_ELEMENT_(name, NAME, bits, fraction, bias, max, infinity, nan)                                \
@@ -123,15 +132,14 @@ MOE_ELEMENT_LIST(MOE_DEFINE_ELEMENT_)
 #undef MOE_DEFINE_ELEMENT_
 
 moe_status moe_e8m0_to_f32(moe_context *ctx, float *dst, const uint8_t *src, int64_t n) {
-  moe_element_job_ job = {0};
-  job.format.bits = 8, job.n = n, job.codes = src, job.to = dst;
-  return moe_element_run_(ctx, &job, 1, moe_e8m0_chunk_);
+  moe_element_job_ job = {
+      .chunk = moe_e8m0_chunk_, .format = {.bits = 8}, .n = n, .codes = src, .to = dst, .decode = 1};
+  return moe_op_prepared_(&moe_element_op_, &job, ctx);
 }
 
 moe_status moe_e8m0_from_f32(moe_context *ctx, uint8_t *dst, const float *src, int64_t n) {
-  moe_element_job_ job = {0};
-  job.format.bits = 8, job.n = n, job.from = src, job.to_codes = dst;
-  return moe_element_run_(ctx, &job, 0, moe_e8m0_chunk_);
+  moe_element_job_ job = {.chunk = moe_e8m0_chunk_, .format = {.bits = 8}, .n = n, .from = src, .to_codes = dst};
+  return moe_op_prepared_(&moe_element_op_, &job, ctx);
 }
 
 #endif

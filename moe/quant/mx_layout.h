@@ -6,7 +6,6 @@ enum { MOE_MX_BLOCK_COLUMNS_ = 64, MOE_MX_ZERO_CHUNK_ = 1 << 16 };
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
 
-
 MOE_FN moe_status moe_mx_check_shape_(moe_context *ctx, moe_mx_layout layout, int bits, int parts, int64_t K) {
   if (moe_mx_is_x4_(layout) && parts == 2 && K % MOE_MX_TILE_ != 0)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "must be a multiple of 512 in an x4 layout of gate and up");
@@ -28,8 +27,7 @@ MOE_FN moe_status moe_mx_check_scales_(moe_context *ctx, const char *name, moe_m
   return fits ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not a placement of scales in that layout");
 }
 
-MOE_FN moe_status moe_mx_check_(moe_context *ctx, const moe_mx_layout_args *a) {
-  if (!a) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
+MOE_FN moe_status moe_mx_check_options_(moe_context *ctx, const moe_mx_layout_args *a) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "from", (int)a->from, MOE_MX_LAYOUT_GGML + 1));
   MOE_TRY(moe_check_enum_(ctx, "to", (int)a->to, MOE_MX_LAYOUT_GGML + 1));
@@ -53,7 +51,6 @@ MOE_FN moe_status moe_mx_check_(moe_context *ctx, const moe_mx_layout_args *a) {
   return MOE_OK;
 }
 
-
 MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
   moe_mx_side_ s = moe_mx_side_of_shape_(output ? a->to : a->from, a->element_bits, a->E, a->K, a->parts, a->columns);
   s.scales = output ? a->scales_to : a->scales_from;
@@ -66,6 +63,7 @@ MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
 /* ------------------------------------------------------------------------------------------------------------ work */
 
 typedef struct moe_mx_job_ {
+  const moe_mx_layout_args *args;
   moe_mx_side_ in, out;
   int64_t blocks; /* of columns, per part */
 } moe_mx_job_;
@@ -114,67 +112,95 @@ MOE_FN void moe_mx_zero_(const moe_context *ctx, const moe_mx_side_ *out, const 
   moe_run_(ctx, work, 2);
 }
 
-MOE_FN moe_status moe_mx_check_given_(moe_context *ctx, const char *name, size_t given, int64_t need) {
-  if (given == 0 || given >= (size_t)need) return MOE_OK;
-  return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "is smaller than moe_mx_layout_size says");
-}
+/* ------------------------------------------------------------------------------------------------------- operation */
 
-MOE_FN moe_status moe_mx_check_buffers_(moe_context *ctx, const moe_mx_layout_args *a, const moe_mx_side_ *in,
-                                        const moe_mx_side_ *out, moe_mx_layout_bytes *bytes, int sizes_only) {
+MOE_FN moe_status moe_mx_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_mx_job_ *job = (moe_mx_job_ *)state;
+  const moe_mx_layout_args *a = job->args = (const moe_mx_layout_args *)call->args;
+  MOE_TRY(moe_mx_check_options_(ctx, a));
+  if (call->query && !call->answer) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
+  job->blocks = moe_ceil_div_(a->columns, MOE_MX_BLOCK_COLUMNS_);
+  job->in = moe_mx_side_of_(a, 0);
+  job->out = moe_mx_side_of_(a, 1);
+  const moe_mx_side_ *in = &job->in, *out = &job->out;
   const moe_mx_bytes_ from = moe_mx_size_(in), to = moe_mx_size_(out);
   const int64_t word = in->bits / 2;
   const int ggml_in = in->layout == MOE_MX_LAYOUT_GGML, ggml_out = out->layout == MOE_MX_LAYOUT_GGML;
-  const moe_tensor_ tensor[] = {
+  const moe_tensor_ own[] = {
       {"codes_in", in->codes, from.codes, moe_mx_is_nki_(in->layout) ? word : 1, MOE_INPUT},
       {"scales_in", ggml_in ? NULL : in->scale, from.scales, 1, ggml_in ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"codes_out", out->codes, to.codes, moe_mx_is_nki_(out->layout) ? word : 1, MOE_OUTPUT},
       {"scales_out", ggml_out ? NULL : out->scale, to.scales, 1, ggml_out ? MOE_OUTPUT_OPTIONAL : MOE_OUTPUT},
   };
-  MOE_TRY(moe_check_tensors_(ctx, tensor, 4, sizes_only));
-  const moe_mx_layout_bytes need = {(size_t)from.codes, (size_t)from.scales, (size_t)to.codes, (size_t)to.scales};
-  if (bytes) *bytes = need;
-  if (sizes_only) return MOE_OK;
-  MOE_TRY(moe_mx_check_given_(ctx, "bytes.codes_in", a->bytes.codes_in, from.codes));
-  MOE_TRY(moe_mx_check_given_(ctx, "bytes.scales_in", a->bytes.scales_in, from.scales));
-  MOE_TRY(moe_mx_check_given_(ctx, "bytes.codes_out", a->bytes.codes_out, to.codes));
-  return moe_mx_check_given_(ctx, "bytes.scales_out", a->bytes.scales_out, to.scales);
+  return MOE_LIST_(tensors, own);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- API */
-
-moe_status moe_mx_layout_size(moe_context *ctx, const moe_mx_layout_args *args, moe_mx_layout_bytes *bytes) {
-  MOE_TRY(moe_mx_check_(ctx, args));
-  if (!bytes) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
-  const moe_mx_side_ in = moe_mx_side_of_(args, 0), out = moe_mx_side_of_(args, 1);
-  MOE_TRY(moe_mx_check_buffers_(ctx, args, &in, &out, bytes, 1));
-  return moe_succeed_(ctx);
+MOE_FN moe_status moe_mx_answer_(moe_context *ctx, const moe_tensors_ *tensors, void *answer) {
+  const moe_tensor_ *t = tensors->tensor;
+  const moe_mx_layout_bytes bytes = {(size_t)t[0].bytes, (size_t)t[1].bytes, (size_t)t[2].bytes, (size_t)t[3].bytes};
+  (void)ctx;
+  memcpy(answer, &bytes, sizeof bytes);
+  return MOE_OK;
 }
 
-moe_status moe_mx_layout_convert(moe_context *ctx, const moe_mx_layout_args *args) {
-  MOE_TRY(moe_mx_check_(ctx, args));
-  moe_mx_job_ job = {0};
-  job.in = moe_mx_side_of_(args, 0);
-  job.out = moe_mx_side_of_(args, 1);
-  MOE_TRY(moe_mx_check_buffers_(ctx, args, &job.in, &job.out, NULL, 0));
-  job.blocks = moe_ceil_div_(args->columns, MOE_MX_BLOCK_COLUMNS_);
-  const moe_mx_bytes_ bytes = moe_mx_size_(&job.out);
-  moe_mx_zero_(ctx, &job.out, &bytes);
-  const moe_work_ work = {args->E * args->parts * job.blocks, moe_mx_item_, &job, NULL};
+MOE_FN moe_status moe_mx_check_contents_(moe_context *ctx, const void *state) {
+  const moe_mx_job_ *job = (const moe_mx_job_ *)state;
+  const moe_mx_layout_bytes *b = &job->args->bytes;
+  const moe_mx_bytes_ from = moe_mx_size_(&job->in), to = moe_mx_size_(&job->out);
+  const int64_t need[4] = {from.codes, from.scales, to.codes, to.scales};
+  const size_t given[4] = {b->codes_in, b->scales_in, b->codes_out, b->scales_out};
+  static const char *const name[4] = {"bytes.codes_in", "bytes.scales_in", "bytes.codes_out", "bytes.scales_out"};
+  for (int i = 0; i < 4; i++)
+    if (given[i] != 0 && given[i] < (size_t)need[i])
+      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name[i], "is smaller than moe_mx_layout_size says");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_mx_run_(moe_context *ctx, void *state) {
+  moe_mx_job_ *job = (moe_mx_job_ *)state;
+  const moe_mx_bytes_ bytes = moe_mx_size_(&job->out);
+  moe_mx_zero_(ctx, &job->out, &bytes);
+  const moe_work_ work = {job->args->E * job->args->parts * job->blocks, moe_mx_item_, job, NULL};
   moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  return MOE_OK;
 }
 
-moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout, int32_t parts, int64_t K, int64_t *index) {
+static const moe_op_ moe_mx_op_ = {moe_mx_check_, NULL, moe_mx_run_, moe_mx_check_contents_, moe_mx_answer_};
+MOE_OP_(moe_mx_layout_convert, moe_mx_layout_args, moe_mx_op_, moe_mx_job_, .dtype = MOE_DTYPE_DEFAULT)
+moe_status moe_mx_layout_size(moe_context *ctx, const moe_mx_layout_args *args, moe_mx_layout_bytes *bytes) {
+  MOE_OP_BODY_(moe_mx_op_, moe_mx_job_, .args = args, .query = 1, .answer = bytes)
+}
+
+typedef struct moe_permutation_ {
+  moe_mx_layout layout;
+  int32_t parts;
+  int64_t K, *index;
+} moe_permutation_;
+
+MOE_FN moe_status moe_permutation_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  const moe_permutation_ *p = (const moe_permutation_ *)state;
+  const int64_t size = (int64_t)sizeof *p->index;
+  const moe_tensor_ own[] = {{"index", p->index, moe_mul_(p->K, size), size, MOE_OUTPUT}};
+  (void)call;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "layout", (int)layout, MOE_MX_LAYOUT_GGML + 1));
-  if (parts != 1 && parts != 2) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "parts", "must be 1 or 2");
-  MOE_TRY(moe_check_positive_(ctx, "K", K));
-  MOE_TRY(moe_mx_check_shape_(ctx, layout, 4, parts, K));
-  const int64_t size = (int64_t)sizeof *index;
-  const moe_tensor_ tensor[] = {{"index", index, moe_mul_(K, size), size, MOE_OUTPUT}};
-  MOE_TRY(moe_check_tensors_(ctx, tensor, 1, 0));
-  for (int64_t n = 0; n < K; n++) index[n] = moe_mx_element_(layout, parts, K, n);
-  return moe_succeed_(ctx);
+  MOE_TRY(moe_check_enum_(ctx, "layout", (int)p->layout, MOE_MX_LAYOUT_GGML + 1));
+  if (p->parts != 1 && p->parts != 2) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "parts", "must be 1 or 2");
+  MOE_TRY(moe_check_positive_(ctx, "K", p->K));
+  MOE_TRY(moe_mx_check_shape_(ctx, p->layout, 4, p->parts, p->K));
+  return MOE_LIST_(tensors, own);
+}
+
+MOE_FN moe_status moe_permutation_run_(moe_context *ctx, void *state) {
+  const moe_permutation_ *p = (const moe_permutation_ *)state;
+  (void)ctx;
+  for (int64_t n = 0; n < p->K; n++) p->index[n] = moe_mx_element_(p->layout, p->parts, p->K, n);
+  return MOE_OK;
+}
+
+static const moe_op_ moe_permutation_op_ = {moe_permutation_check_, NULL, moe_permutation_run_, NULL, NULL};
+moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout, int32_t parts, int64_t K, int64_t *index) {
+  moe_permutation_ state = {layout, parts, K, index};
+  return moe_op_prepared_(&moe_permutation_op_, &state, ctx);
 }
 
 #endif

@@ -259,15 +259,15 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_worker_ *worker) 
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
 
-MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, moe_mx_quantize_job_ *job, int64_t rows, int64_t columns) {
+/* What both directions check; their tensors. */
+MOE_FN moe_status moe_mx_quantize_list_(moe_context *ctx, moe_mx_quantize_job_ *job, int64_t rows, int64_t columns,
+                                        moe_tensors_ *tensors) {
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)job->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "transposed", job->transposed));
   MOE_TRY(moe_check_positive_(ctx, "rows", rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", columns));
   job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
-  job->format = moe_element_format_of_(job->element);
   job->lines = job->transposed ? columns : rows, job->length = job->transposed ? rows : columns;
   job->size = moe_dtype_bytes_(job->dtype);
   job->code_stride = moe_element_bytes_(job->length, job->format.bits);
@@ -280,45 +280,58 @@ MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, moe_mx_quantize_job_ *j
   const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
                                     {"scales", job->scales, scales, 1, MOE_INPUT},
                                     {"plain", job->to, plain, job->size, MOE_OUTPUT}};
-  MOE_TRY(moe_check_tensors_(ctx, job->decode ? dequantize : quantize, 3, 0));
+  return job->decode ? MOE_LIST_(tensors, dequantize) : MOE_LIST_(tensors, quantize);
+}
+
+MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
+  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
+  const moe_quantize_mx_args *args = (const moe_quantize_mx_args *)call->args;
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_NEAREST + 1));
+  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed;
+  job->format = moe_element_format_of_(args->element);
+  job->cast = moe_cast_of_(args->element, args->cast);
+  job->cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job->numbers = moe_numbers_of_(&job->format, &job->cast);
+  job->numbers.rule = moe_mx_scale_rule_(args->scale_rule, &job->format);
+  job->from = (const char *)args->plain, job->to_codes = args->codes, job->to_scales = args->scales;
+  return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
+}
+
+MOE_FN moe_status moe_dequantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call,
+                                           moe_tensors_ *tensors) {
+  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
+  const moe_dequantize_mx_args *args = (const moe_dequantize_mx_args *)call->args;
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  job->format = moe_element_format_of_(args->element), job->cast = moe_cast_of_(args->element, 0);
+  job->numbers = moe_numbers_of_(&job->format, &job->cast);
+  job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed, job->decode = 1;
+  job->to = (char *)args->plain, job->codes = args->codes, job->scales = args->scales;
+  return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
+}
+
+MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, void *state) {
+  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
+  const int64_t elements = job->lines * job->length,
+                out = job->decode ? elements * job->size : job->lines * job->code_stride;
   job->kernels = moe_kernels_();
-  job->nt = !job->transposed && (job->decode ? plain : codes) >= MOE_NT_MIN_BYTES;
+  job->nt = !job->transposed && out >= MOE_NT_MIN_BYTES;
   if (job->nt) job->numbers.prefetch_to = 0;
-  const int64_t part = rows * columns / 256 / MOE_MX_ITEM_ * MOE_MX_ITEM_; /* of whole groups */
+  const int64_t part = elements / 256 / MOE_MX_ITEM_ * MOE_MX_ITEM_; /* of whole groups */
   const int64_t item = moe_max_(MOE_MX_ITEM_, moe_min_(MOE_MX_ITEM_MOST_, part));
   job->block = moe_min_(job->length, job->transposed ? MOE_MX_STRIP_ : item);
   job->line_block = job->transposed ? MOE_NR : moe_max_(1, item / job->block);
   job->blocks = moe_ceil_div_(job->length, job->block);
   const moe_work_ work = {moe_ceil_div_(job->lines, job->line_block) * job->blocks, moe_mx_quantize_item_, job, NULL};
   moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  return MOE_OK;
 }
 
-moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args *args) {
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  moe_mx_quantize_job_ job = {0};
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_NEAREST + 1));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
-  job.element = args->element, job.dtype = args->dtype, job.transposed = args->transposed;
-  job.format = moe_element_format_of_(args->element);
-  job.cast = moe_cast_of_(args->element, args->cast);
-  job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
-  job.numbers = moe_numbers_of_(&job.format, &job.cast);
-  job.numbers.rule = moe_mx_scale_rule_(args->scale_rule, &job.format);
-  job.from = (const char *)args->plain, job.to_codes = args->codes, job.to_scales = args->scales;
-  return moe_mx_quantize_run_(ctx, &job, args->rows, args->columns);
-}
-
-moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_args *args) {
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  moe_mx_quantize_job_ job = {0};
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  job.format = moe_element_format_of_(args->element), job.cast = moe_cast_of_(args->element, 0);
-  job.numbers = moe_numbers_of_(&job.format, &job.cast);
-  job.element = args->element, job.dtype = args->dtype, job.transposed = args->transposed, job.decode = 1;
-  job.to = (char *)args->plain, job.codes = args->codes, job.scales = args->scales;
-  return moe_mx_quantize_run_(ctx, &job, args->rows, args->columns);
-}
+static const moe_op_ moe_quantize_mx_op_ = {moe_quantize_mx_check_, NULL, moe_mx_quantize_run_, NULL, NULL};
+static const moe_op_ moe_dequantize_mx_op_ = {moe_dequantize_mx_check_, NULL, moe_mx_quantize_run_, NULL, NULL};
+MOE_OP_(moe_quantize_mx, moe_quantize_mx_args, moe_quantize_mx_op_, moe_mx_quantize_job_, .dtype = MOE_DTYPE_DEFAULT)
+MOE_OP_(moe_dequantize_mx, moe_dequantize_mx_args, moe_dequantize_mx_op_, moe_mx_quantize_job_,
+        .dtype = MOE_DTYPE_DEFAULT)
 
 #endif

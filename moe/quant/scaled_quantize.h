@@ -208,7 +208,8 @@ MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
 
-MOE_FN moe_status moe_scaled_check_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
+/* What both directions check; their tensors. */
+MOE_FN moe_status moe_scaled_list_(moe_context *ctx, moe_scaled_job_ *job, moe_element element, moe_tensors_ *tensors) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "element", (int)element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
@@ -231,16 +232,49 @@ MOE_FN moe_status moe_scaled_check_(moe_context *ctx, moe_scaled_job_ *job, moe_
   const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
                                     {"scales", job->scales, scales, 4, MOE_INPUT},
                                     {"plain", job->to, plain, job->size, MOE_OUTPUT}};
-  MOE_TRY(moe_check_tensors_(ctx, job->decode ? dequantize : quantize, 3, 0));
-  for (int64_t i = 0; i < scales / 4 && job->given; i++) {
+  return job->decode ? MOE_LIST_(tensors, dequantize) : MOE_LIST_(tensors, quantize);
+}
+
+MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, const moe_call_ *call,
+                                             moe_tensors_ *tensors) {
+  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
+  const moe_quantize_scaled_args *args = (const moe_quantize_scaled_args *)call->args;
+  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
+  job->cast = moe_cast_of_(args->element, args->cast);
+  job->cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job->dtype = args->dtype, job->given = args->scales_given;
+  job->rows = args->rows, job->columns = args->columns;
+  job->block_rows = args->block_rows, job->block_columns = args->block_columns;
+  job->from = (const char *)args->plain, job->to_codes = args->codes;
+  job->scales = job->to_scales = args->scales;
+  return moe_scaled_list_(ctx, job, args->element, tensors);
+}
+
+MOE_FN moe_status moe_dequantize_scaled_check_(moe_context *ctx, void *state, const moe_call_ *call,
+                                               moe_tensors_ *tensors) {
+  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
+  const moe_dequantize_scaled_args *args = (const moe_dequantize_scaled_args *)call->args;
+  job->decode = 1, job->dtype = args->dtype;
+  job->rows = args->rows, job->columns = args->columns;
+  job->block_rows = args->block_rows, job->block_columns = args->block_columns;
+  job->to = (char *)args->plain, job->codes = args->codes, job->scales = args->scales;
+  return moe_scaled_list_(ctx, job, args->element, tensors);
+}
+
+MOE_FN moe_status moe_quantize_scaled_check_contents_(moe_context *ctx, const void *state) {
+  const moe_scaled_job_ *job = (const moe_scaled_job_ *)state;
+  const int64_t scales = moe_ceil_div_(job->rows, job->block_rows) * job->across;
+  for (int64_t i = 0; i < scales && job->given; i++) {
     MOE_TRY(moe_check_finite_(ctx, "scales", job->scales + i));
     if (job->scales[i] <= 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "scales", "must be above 0");
   }
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_element element) {
-  MOE_TRY(moe_scaled_check_(ctx, job, element));
+MOE_FN moe_status moe_scaled_run_(moe_context *ctx, void *state) {
+  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
   const uint8_t most = (uint8_t)job->format.max;
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
@@ -259,33 +293,15 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, moe_scaled_job_ *job, moe_el
   if (job->decode) job->unit = job->height;
   const moe_work_ work = {moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job, NULL};
   moe_run_(ctx, &work, 1);
-  return moe_succeed_(ctx);
+  return MOE_OK;
 }
 
-moe_status moe_quantize_scaled(moe_context *ctx, const moe_quantize_scaled_args *args) {
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  moe_scaled_job_ job = {0};
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
-  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
-  job.cast = moe_cast_of_(args->element, args->cast);
-  job.cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
-  job.dtype = args->dtype, job.given = args->scales_given;
-  job.rows = args->rows, job.columns = args->columns;
-  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
-  job.from = (const char *)args->plain, job.to_codes = args->codes;
-  job.scales = job.to_scales = args->scales;
-  return moe_scaled_run_(ctx, &job, args->element);
-}
-
-moe_status moe_dequantize_scaled(moe_context *ctx, const moe_dequantize_scaled_args *args) {
-  if (!args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  moe_scaled_job_ job = {0};
-  job.decode = 1, job.dtype = args->dtype;
-  job.rows = args->rows, job.columns = args->columns;
-  job.block_rows = args->block_rows, job.block_columns = args->block_columns;
-  job.to = (char *)args->plain, job.codes = args->codes, job.scales = args->scales;
-  return moe_scaled_run_(ctx, &job, args->element);
-}
+static const moe_op_ moe_quantize_scaled_op_ = {moe_quantize_scaled_check_, NULL, moe_scaled_run_,
+                                                moe_quantize_scaled_check_contents_, NULL};
+static const moe_op_ moe_dequantize_scaled_op_ = {moe_dequantize_scaled_check_, NULL, moe_scaled_run_, NULL, NULL};
+MOE_OP_(moe_quantize_scaled, moe_quantize_scaled_args, moe_quantize_scaled_op_, moe_scaled_job_,
+        .dtype = MOE_DTYPE_DEFAULT)
+MOE_OP_(moe_dequantize_scaled, moe_dequantize_scaled_args, moe_dequantize_scaled_op_, moe_scaled_job_,
+        .dtype = MOE_DTYPE_DEFAULT)
 
 #endif

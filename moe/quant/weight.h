@@ -68,7 +68,6 @@ MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
   return bytes;
 }
 
-
 MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_weight *w, int parts, int64_t K) {
   if (!w) return MOE_OK;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)w->element, MOE_ELEMENT_COUNT_));
@@ -85,18 +84,16 @@ MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_wei
   return moe_mx_check_shape_(ctx, w->layout, bits, parts, K);
 }
 
-
-/* A weight's codes and scales in a function's table of tensors; two of them. */
-MOE_FN int moe_quantized_tensors_(const moe_quantized_ *q, const char *codes, const char *scales, moe_tensor_ *tensor) {
-  if (!q->weight) return 0;
+/* Lists a weight's codes and scales among a function's tensors. */
+MOE_FN void moe_quantized_list_(const moe_quantized_ *q, const char *codes, const char *scales, moe_tensors_ *tensors) {
+  if (!q->weight) return;
   const moe_quantized_weight *w = q->weight;
   const moe_mx_bytes_ bytes = moe_quantized_bytes_(q);
   const int mx = w->scaling == MOE_WEIGHT_MX, within = mx && w->layout == MOE_MX_LAYOUT_GGML;
-  const moe_tensor_ own[2] = {
+  const moe_tensor_ own[] = {
       {codes, w->codes, bytes.codes, mx && moe_mx_is_nki_(w->layout) ? q->side.bits / 2 : 1, MOE_INPUT},
       {scales, within ? NULL : w->scales, bytes.scales, mx ? 1 : 4, within ? MOE_INPUT_OPTIONAL : MOE_INPUT}};
-  memcpy(tensor, own, sizeof own);
-  return 2;
+  MOE_LIST_(tensors, own);
 }
 
 /* Float scales are few; E8M0 bytes may be NaN. */

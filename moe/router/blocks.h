@@ -167,7 +167,7 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
 
 /* -------------------------------------------------------------------------------------------------------- operation */
 
-MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_route_ *route = (moe_route_ *)state;
   const moe_route_blocks_args *args = route->args = (const moe_route_blocks_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
@@ -190,12 +190,6 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call
   route->dtype = moe_or_(args->affinity_dtype, call->dtype);
   route->capacity = args->capacity > 0 ? args->capacity : args->block_per_expert ? args->B : INT64_MAX;
   route->by_weight = args->drop_policy == MOE_DROP_BY_WEIGHT && route->capacity < args->T;
-  return MOE_OK;
-}
-
-MOE_FN int moe_route_tensors_(const void *state, moe_tensor_ *tensor) {
-  const moe_route_ *route = (const moe_route_ *)state;
-  const moe_route_blocks_args *args = route->args;
   const int64_t size = moe_dtype_bytes_(route->dtype);
   const int64_t picked = moe_mul3_(args->T, args->K, 4),
                 affinities = moe_mul3_(args->T + !args->skip_token, args->E, size);
@@ -208,7 +202,7 @@ MOE_FN int moe_route_tensors_(const void *state, moe_tensor_ *tensor) {
       {"conditions", args->conditions, moe_mul_(moe_add_(args->N, 1), 4), 4, MOE_OUTPUT_OPTIONAL},
       {"tokens_per_expert", args->tokens_per_expert, moe_mul_(args->E, 8), 8, MOE_OUTPUT_OPTIONAL},
   };
-  return MOE_TENSORS_(tensor, own);
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_route_run_(moe_context *ctx, void *state) {
@@ -223,11 +217,7 @@ MOE_FN moe_status moe_route_run_(moe_context *ctx, void *state) {
   return MOE_OK;
 }
 
-static const moe_op_ moe_route_op_ = {.state_bytes = sizeof(moe_route_),
-                                      .check = moe_route_check_,
-                                      .tensors = moe_route_tensors_,
-                                      .layout = moe_route_layout_,
-                                      .run = moe_route_run_};
+static const moe_op_ moe_route_op_ = {moe_route_check_, moe_route_layout_, moe_route_run_, NULL, NULL};
 MOE_OP_WORKSPACE_(moe_route_blocks, moe_route_blocks_args, moe_route_op_, moe_route_, .dtype = MOE_DTYPE_F32)
 
 #endif

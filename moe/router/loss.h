@@ -222,7 +222,7 @@ MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
   return MOE_OK;
 }
 
-MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_router_loss_ *loss = (moe_router_loss_ *)state;
   const moe_router_loss_args *args = loss->args = (const moe_router_loss_args *)call->args;
   const int balance = loss->balance = call->kind == MOE_LOSS_BALANCE_;
@@ -237,13 +237,6 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_
   }
   loss->kernels = moe_kernels_();
   loss->score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;
-  return MOE_OK;
-}
-
-MOE_FN int moe_loss_tensors_(const void *state, moe_tensor_ *tensor) {
-  const moe_router_loss_ *loss = (const moe_router_loss_ *)state;
-  const moe_router_loss_args *args = loss->args;
-  const int balance = loss->balance;
   const int64_t logits = moe_mul3_(args->T, args->E, 4), picked = balance ? moe_mul3_(args->T, args->K, 4) : 0;
   const moe_tensor_ own[] = {
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
@@ -252,7 +245,7 @@ MOE_FN int moe_loss_tensors_(const void *state, moe_tensor_ *tensor) {
       {"loss", args->loss, 4, 4, MOE_OUTPUT},
       {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
   };
-  return MOE_TENSORS_(tensor, own);
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_loss_check_contents_(moe_context *ctx, const void *state) {
@@ -261,11 +254,7 @@ MOE_FN moe_status moe_loss_check_contents_(moe_context *ctx, const void *state) 
   return loss->balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
 }
 
-static const moe_op_ moe_loss_op_ = {.state_bytes = sizeof(moe_router_loss_),
-                                     .check = moe_loss_check_,
-                                     .tensors = moe_loss_tensors_,
-                                     .check_contents = moe_loss_check_contents_,
-                                     .run = moe_loss_run_};
+static const moe_op_ moe_loss_op_ = {moe_loss_check_, NULL, moe_loss_run_, moe_loss_check_contents_, NULL};
 MOE_OP_(moe_router_load_balance_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_BALANCE_)
 MOE_OP_(moe_router_z_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_Z_)
 

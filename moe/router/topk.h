@@ -138,7 +138,7 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
 
 /* -------------------------------------------------------------------------------------------------------- operation */
 
-MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_router_ *router = (moe_router_ *)state;
   const moe_router_topk_args *args = router->args = (const moe_router_topk_args *)call->args;
   router->product = args->hidden_states || (call->query && args->H > 0); /* a query has H only */
@@ -150,12 +150,6 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_cal
   router->dtype = call->dtype;
   router->weight =
       (moe_router_weight_){router->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 0, NULL};
-  return MOE_OK;
-}
-
-MOE_FN int moe_router_tensors_(const void *state, moe_tensor_ *tensor) {
-  const moe_router_ *router = (const moe_router_ *)state;
-  const moe_router_topk_args *args = router->args;
   const int product = router->product;
   const int64_t size = moe_dtype_bytes_(router->dtype), T = args->T, E = args->E, H = product ? args->H : 1;
   const int64_t picked = moe_mul3_(T, args->K, 4);
@@ -170,7 +164,7 @@ MOE_FN int moe_router_tensors_(const void *state, moe_tensor_ *tensor) {
       {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
       {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
   };
-  return MOE_TENSORS_(tensor, own);
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_router_run_(moe_context *ctx, void *state) {
@@ -183,11 +177,7 @@ MOE_FN moe_status moe_router_run_(moe_context *ctx, void *state) {
   return MOE_OK;
 }
 
-static const moe_op_ moe_router_op_ = {.state_bytes = sizeof(moe_router_),
-                                       .check = moe_router_check_,
-                                       .tensors = moe_router_tensors_,
-                                       .layout = moe_router_layout_,
-                                       .run = moe_router_run_};
+static const moe_op_ moe_router_op_ = {moe_router_check_, moe_router_layout_, moe_router_run_, NULL, NULL};
 
 #define MOE_DEFINE_ROUTER_(name, type, NAME)                                                   \
   MOE_OP_WORKSPACE_(moe_router_topk_##name, moe_router_topk_args, moe_router_op_, moe_router_, \

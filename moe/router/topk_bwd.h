@@ -174,7 +174,7 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
 
 /* -------------------------------------------------------------------------------------------------------- operation */
 
-MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe_call_ *call) {
+MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
   const moe_router_topk_bwd_args *args = bwd->args = (const moe_router_topk_bwd_args *)call->args;
   const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
@@ -196,12 +196,6 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
   bwd->weight =
       (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 1, NULL};
-  return MOE_OK;
-}
-
-MOE_FN int moe_router_bwd_tensors_(const void *state, moe_tensor_ *tensor) {
-  const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)state;
-  const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
   const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
                 affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
@@ -223,7 +217,7 @@ MOE_FN int moe_router_bwd_tensors_(const void *state, moe_tensor_ *tensor) {
       {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
   };
-  return MOE_TENSORS_(tensor, own);
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
@@ -262,12 +256,8 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
   return MOE_OK;
 }
 
-static const moe_op_ moe_router_bwd_op_ = {.state_bytes = sizeof(moe_router_bwd_),
-                                           .check = moe_router_bwd_check_,
-                                           .tensors = moe_router_bwd_tensors_,
-                                           .check_contents = moe_router_bwd_check_contents_,
-                                           .layout = moe_router_bwd_layout_,
-                                           .run = moe_router_bwd_run_};
+static const moe_op_ moe_router_bwd_op_ = {moe_router_bwd_check_, moe_router_bwd_layout_, moe_router_bwd_run_,
+                                           moe_router_bwd_check_contents_, NULL};
 
 #define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                               \
   MOE_OP_WORKSPACE_(moe_router_topk_bwd_##name, moe_router_topk_bwd_args, moe_router_bwd_op_, moe_router_bwd_, \
