@@ -3,8 +3,9 @@
 
     tools/amalgamate.py [OUTPUT]        (default: dist/moe.h)
 
-Templates (.inl) are included many times with different macros, so they are pasted every time. A header (.h) is pasted
-every time too, and its include guard does what it always does. <system> includes stay. The licence is added at the end.
+A header with an include guard is pasted where it is first included, and no more. What has none, such as a template
+(.inl), is pasted every time: it is included many times with different macros. <system> includes stay. The licence is
+added at the end.
 """
 import pathlib
 import re
@@ -12,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"')
+GUARD = re.compile(r'^#ifndef (MOE_(?:\w+_)?H)\n#define \1$', re.MULTILINE)
 COMPUTED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+[A-Za-z_]')
 
 
@@ -24,28 +26,31 @@ def find(name, including):
     sys.exit(f"{including.relative_to(ROOT)}: cannot find {name!r}")
 
 
-def paste(path, stack):
-    """The lines of `path` with its own includes pasted."""
+def paste(path, pasted):
+    """The lines of `path` with its own includes pasted; `pasted` are the guarded headers that already are."""
     lines = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    text = path.read_text(encoding="utf-8")
+    if GUARD.search(text):
+        pasted.add(path)
+    for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
         if COMPUTED.match(line):
             sys.exit(f"{path.relative_to(ROOT)}:{number}: an include by macro cannot be pasted")
-        if not match:
+        if not match or match.group(1) == "moe.h":  # the manual tells how to include it
             lines.append(line)
             continue
         target = find(match.group(1), path)
-        if target in stack:  # its guard would make it empty
+        if target in pasted:  # its guard would make it empty
             continue
         name = target.relative_to(ROOT)
-        lines += [f"/* >>> {name} */", *paste(target, stack + [target]), f"/* <<< {name} */"]
+        lines += [f"/* >>> {name} */", *paste(target, pasted), f"/* <<< {name} */"]
     return lines
 
 
 def main():
     output = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist" / "moe.h"
     source = ROOT / "moe.h"
-    lines = paste(source, [source])
+    lines = paste(source, set())
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8").rstrip()
     lines += ["", "/*", *licence.splitlines(), "*/"]
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,5 @@
+#ifdef __cplusplus
+}
+#endif
+
+#pragma pop_macro("I")

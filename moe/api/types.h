@@ -1,0 +1,93 @@
+/* Status codes, element types, and what stands before every public function. */
+#ifndef MOE_API_TYPES_H
+#define MOE_API_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "begin.h"
+
+/* ------------------------------------------------------------------------------------------------ what is exported */
+
+/* MOE_API stands before every public function. Define at most one of these before moe.h is included, and the same in
+   every file of the program:
+     MOE_STATIC   every function is static. For one C file that also defines MOE_IMPLEMENTATION
+     MOE_SHARED   the functions are exported from a shared library, also under -fvisibility=hidden
+     MOE_API      anything of your own */
+#ifndef MOE_API
+#if defined(MOE_STATIC)
+#define MOE_API static __attribute__((unused))
+#elif defined(MOE_SHARED) && (defined(_WIN32) || defined(__CYGWIN__)) && defined(MOE_IMPLEMENTATION)
+#define MOE_API __declspec(dllexport)
+#elif defined(MOE_SHARED) && (defined(_WIN32) || defined(__CYGWIN__))
+#define MOE_API __declspec(dllimport)
+#elif defined(MOE_SHARED)
+#define MOE_API __attribute__((visibility("default")))
+#else
+#define MOE_API
+#endif
+#endif
+
+/* ---------------------------------------------------------------------------------------------------------- status */
+
+/* One list makes the enum, the names and the tests. */
+#define MOE_STATUS_LIST(X)                                                                     \
+  X(OK, "no error")                                                                            \
+  X(ERROR_NULL_ARGUMENT, "a required pointer is NULL")                                         \
+  X(ERROR_INVALID_SHAPE, "a size is negative, zero where it may not be, or inconsistent")      \
+  X(ERROR_INVALID_OPTION, "an enum, flag or number is outside its range")                      \
+  X(ERROR_INVALID_INDEX, "a token or expert id is out of range")                               \
+  X(ERROR_OVERFLOW, "a tensor of this shape cannot be addressed")                              \
+  X(ERROR_MISALIGNED, "a pointer is not aligned to its element")                               \
+  X(ERROR_OVERLAP, "an output overlaps another tensor")                                        \
+  X(ERROR_WORKSPACE, "the workspace is missing or too small")                                  \
+  X(ERROR_OUT_OF_MEMORY, "the context's allocator returned NULL")                              \
+  X(ERROR_UNSUPPORTED, "this combination is not available")                                    \
+  X(ERROR_DEVICE_LIMIT, "the spec's device limits, which the caller asked to check, are exceeded")
+
+typedef enum moe_status {
+#define MOE_STATUS_ENUM_(name, text) MOE_##name,
+  MOE_STATUS_LIST(MOE_STATUS_ENUM_)
+#undef MOE_STATUS_ENUM_
+} moe_status;
+
+/* The name of a status ("MOE_ERROR_OVERLAP") and what it means in general. Never NULL. */
+MOE_API const char *moe_status_str(moe_status status);
+MOE_API const char *moe_status_text(moe_status status);
+
+/* --------------------------------------------------------------------------------------------------- element types */
+
+typedef uint16_t moe_bf16; /* upper half of a binary32 */
+typedef uint16_t moe_fp16; /* IEEE binary16 */
+
+/* X(suffix, C storage type, ENUMERATOR): the element types of activations, weights and gradients. */
+#define MOE_DTYPE_LIST(X)  \
+  X(f32, float, F32)       \
+  X(bf16, moe_bf16, BF16)  \
+  X(fp16, moe_fp16, FP16)
+
+typedef enum moe_dtype {
+  MOE_DTYPE_DEFAULT = 0, /* the function's own suffix */
+#define MOE_DTYPE_ENUM_(name, type, NAME) MOE_DTYPE_##NAME,
+  MOE_DTYPE_LIST(MOE_DTYPE_ENUM_)
+#undef MOE_DTYPE_ENUM_
+} moe_dtype;
+
+/* Bytes of one element; 0 for MOE_DTYPE_DEFAULT and anything unknown. */
+MOE_API size_t moe_dtype_size(moe_dtype dtype);
+
+enum { /* bits of `accumulate` */
+  MOE_ACCUMULATE_HIDDEN_STATES_GRAD = 1,
+  MOE_ACCUMULATE_AFFINITIES_GRAD = 2,
+  MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD = 4,
+  MOE_ACCUMULATE_DOWN_WEIGHT_GRAD = 8,
+  MOE_ACCUMULATE_GATE_UP_BIAS_GRAD = 16,
+  MOE_ACCUMULATE_DOWN_BIAS_GRAD = 32,
+  MOE_ACCUMULATE_LOGITS_GRAD = 64,
+  MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD = 128,
+  MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256
+};
+
+#include "end.h"
+
+#endif
