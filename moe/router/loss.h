@@ -4,9 +4,10 @@
 #define MOE_ROUTER_LOSS_H
 
 enum {
-  MOE_LOSS_TOKENS_ = 2048,  /* a range: what is known of them is on the stack */
-  MOE_LOSS_EXPERTS_ = 4096, /* columns whose gains are on the stack; more experts are counted again for every range */
-  MOE_LOSS_ITEM_ = 64,      /* tokens of a work item */
+  MOE_LOSS_TOKENS_ = 1024,  /* a range: what is known of them is on the stack */
+  MOE_LOSS_EXPERTS_ = 2048, /* columns whose gains are on the stack; more experts are counted again for every range, */
+  MOE_LOSS_COUNTS_ = 512,   /*   so many at a time */
+  MOE_LOSS_ITEM_ = 32,      /* tokens of a work item */
   MOE_LOSS_CHUNK_ = 256     /* experts whose scores are at hand */
 };
 
@@ -86,15 +87,18 @@ MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   const moe_router_loss_args *args = loss->args;
   const float scale = args->coefficient * (float)args->E / ((float)args->K * (float)loss->tokens * (float)loss->tokens);
-  int64_t count[MOE_LOSS_EXPERTS_] = {0};
   (void)item;
   (void)worker;
-  for (int64_t t = 0; t < args->T; t++)
-    for (int64_t k = 0; k < args->K && moe_token_counts_(args, t); k++) {
-      const int64_t e = args->expert_index[t * args->K + k];
-      if (e >= loss->from && e < loss->to) count[e - loss->from]++;
-    }
-  for (int64_t e = 0; e < loss->to - loss->from; e++) loss->gain[e] = scale * (float)count[e];
+  for (int64_t from = loss->from; from < loss->to; from += MOE_LOSS_COUNTS_) {
+    const int64_t to = moe_min_(from + MOE_LOSS_COUNTS_, loss->to);
+    int64_t count[MOE_LOSS_COUNTS_] = {0};
+    for (int64_t t = 0; t < args->T; t++)
+      for (int64_t k = 0; k < args->K && moe_token_counts_(args, t); k++) {
+        const int64_t e = args->expert_index[t * args->K + k];
+        if (e >= from && e < to) count[e - from]++;
+      }
+    for (int64_t e = from; e < to; e++) loss->gain[e - loss->from] = scale * (float)count[e - from];
+  }
 }
 
 MOE_FN void moe_balance_terms_(void *arg, int64_t item, moe_worker_ *worker) {
