@@ -223,12 +223,15 @@ MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at,
     moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
 }
 
-/* A square of at most 64 lines and 64 elements. */
-MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_t lines, int64_t at, int64_t n) {
-  float rows[MOE_NR * MOE_NR] = {0}, columns[MOE_NR * MOE_NR] = {0};
+enum { MOE_MX_LINES_ = 32 };
+
+/* At most 32 lines and 64 elements of them. */
+MOE_FN void moe_mx_transposed_(const moe_mx_quantize_job_ *job, int64_t line, int64_t lines, int64_t at, int64_t n) {
+  const int64_t pitch = MOE_MX_LINES_ * sizeof(float);
+  float rows[MOE_NR * MOE_MX_LINES_] = {0}, columns[MOE_MX_LINES_ * MOE_NR] = {0};
   if (!job->decode) {
-    for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_NR, (at + i) * job->lines + line, lines, 0);
-    job->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, n, lines);
+    for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_MX_LINES_, (at + i) * job->lines + line, lines, 0);
+    job->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, pitch, n, lines);
   }
   for (int64_t j = 0; j < lines; j++) {
     moe_mx_part_ part = moe_mx_part_of_(job, MOE_DTYPE_F32, line + j, at, n);
@@ -237,8 +240,8 @@ MOE_FN void moe_mx_square_(const moe_mx_quantize_job_ *job, int64_t line, int64_
     moe_mx_convert_(job, &part);
   }
   if (job->decode) {
-    job->kernels->vec->transpose_words(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, lines, n);
-    for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_NR, (at + i) * job->lines + line, lines, 1);
+    job->kernels->vec->transpose_words(rows, pitch, columns, MOE_NR_BYTES_, lines, n);
+    for (int64_t i = 0; i < n; i++) moe_mx_plain_(job, rows + i * MOE_MX_LINES_, (at + i) * job->lines + line, lines, 1);
   }
 }
 
@@ -249,7 +252,8 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_worker_ *worker) 
   (void)worker;
   if (job->transposed) {
     for (int64_t at = from; at < to; at += MOE_NR)
-      moe_mx_square_(job, first, last - first, at, moe_min_(MOE_NR, to - at));
+      for (int64_t line = first; line < last; line += MOE_MX_LINES_)
+        moe_mx_transposed_(job, line, moe_min_(MOE_MX_LINES_, last - line), at, moe_min_(MOE_NR, to - at));
     return;
   }
   const moe_mx_strands_ all = moe_mx_strands_of_(job, first, last, from, to);
