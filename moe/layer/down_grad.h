@@ -26,9 +26,9 @@ enum { MOE_BIAS_SUMS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_NR); }
 
-/* Floats that an item sums up, at most. */
+/* Floats that an item sums up, at most, and then a square of the gate's columns and one of up's. */
 MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
-  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_;
+  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_ + 2 * MOE_NR * MOE_NR;
 }
 
 /* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
@@ -128,11 +128,11 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int6
 /* Products dm, which are used up. */
 MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_products_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  float gate[MOE_NR * MOE_NR], up[MOE_NR * MOE_NR], dot[MOE_NR];
+  float *tiles = p->sum + moe_down_grad_sums_(stage->call) - 2 * MOE_NR * MOE_NR, dot[MOE_NR];
   moe_glu_rows_ glu = {0};
   glu.n = p->n;
-  glu.gate = glu.dgate = gate;
-  glu.up = glu.dup = up;
+  glu.gate = glu.dgate = tiles;
+  glu.up = glu.dup = tiles + MOE_NR * MOE_NR;
   glu.dot = dot;
   for (int64_t at = 0; at < p->rows; at += glu.rows) {
     glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
