@@ -173,6 +173,7 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
     s.rows = a->rows;
     s.k = g->b->k;
     s.c = moe_c_at_(g, p);
+    s.panel = (float *)(void *)g->b_buffer;
     g->b->small_m(g->b, g->kernels, g->panel + p, &s);
   }
 }

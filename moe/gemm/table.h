@@ -21,6 +21,7 @@ typedef struct moe_small_m_ {
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
+  float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */
 } moe_small_m_;
 
 /* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's

@@ -57,16 +57,15 @@ MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, i
   }
 }
 
-/* A group down every column of a panel of k <= 32 rows. */
+/* A group down every column of a panel of k rows, with room for 32. */
 MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
                                 int64_t k) {
-  float rows[MOE_NR * MOE_NR], columns[MOE_NR * MOE_NR];
-  memcpy(rows, panel, (size_t)(k * MOE_NR) * sizeof *rows);
-  memset(rows + k * MOE_NR, 0, sizeof rows - (size_t)(k * MOE_NR) * sizeof *rows);
-  kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, k, MOE_NR);
-  for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_NR, k);
-  kernels->vec->transpose_words(rows, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, MOE_NR, k);
-  memcpy(panel, rows, (size_t)(k * MOE_NR) * sizeof *rows);
+  float columns[MOE_NR * MOE_MX_GROUP_];
+  const int64_t pitch = MOE_MX_GROUP_ * sizeof *columns;
+  kernels->vec->transpose_words(columns, pitch, panel, MOE_NR_BYTES_, k, MOE_NR);
+  for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_MX_GROUP_, k);
+  kernels->vec->transpose_words(panel, MOE_NR_BYTES_, columns, pitch, MOE_NR, k);
+  moe_panel_even_(k, (char *)panel);
   moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);
 }
 
@@ -98,26 +97,50 @@ typedef struct moe_rounded_ {
   moe_dtype dtype; /* of the elements */
 } moe_rounded_;
 
+/* A panel of either kind on its way, and the group at hand. A pair may be of two groups: `open` 1 if it lacks its
+   second row, the first one is then before the group. */
+typedef struct moe_rounded_panel_ {
+  moe_panel_kind_ kind;
+  char *to; /* its next row, or pair */
+  int open;
+  float rows[(1 + MOE_MX_GROUP_ + 1) * MOE_NR]; /* the group from the second on */
+} moe_rounded_panel_;
+
+/* Rows [first, first+count) of the group; an odd end of the panel is rounded up. */
+MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *panel, int64_t first, int64_t count,
+                                int last) {
+  float *row = panel->rows + (1 + first - panel->open) * MOE_NR;
+  const int pairs = panel->kind == MOE_PANEL_PAIRS;
+  const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n;
+  if (last) moe_panel_even_(n, (char *)row);
+  if (pairs)
+    kernels->gemm->pair_panel(panel->to, row, now);
+  else
+    memcpy(panel->to, row, (size_t)((last ? moe_even_(n) : n) * MOE_NR_BYTES_));
+  panel->to += now * MOE_NR_BYTES_ / (pairs ? 2 : 1);
+  panel->open = n > now;
+  if (panel->open) memcpy(panel->rows, row + now * MOE_NR, MOE_NR_BYTES_);
+}
+
 /* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
    it. */
 MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p,
-                               int64_t from, int64_t k, char *panel) {
-  if (kind != MOE_PANEL_F32) return 0;
+                               int64_t from, int64_t k, char *to) {
   const moe_rounded_ *rounded = (const moe_rounded_ *)b->source;
   const moe_fpenv_ saved = moe_fpenv_enter_();
   moe_b_ inner;
   rounded->b(rounded->arg, b->expert, &inner);
-  float group[MOE_MX_GROUP_ * MOE_NR];
+  moe_rounded_panel_ panel;
+  panel.kind = kind, panel.to = to, panel.open = 0;
   for (int64_t at = from, end; at < from + k; at = end) {
     const int64_t segment = at / rounded->segment * rounded->segment;
     const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
     const int64_t n = moe_min_(MOE_MX_GROUP_, moe_min_(segment + rounded->segment, b->k) - first);
-    moe_pack_b_(kernels, MOE_PANEL_F32, &inner, p, first, n, group);
-    moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, group, n);
+    moe_pack_b_(kernels, MOE_PANEL_F32, &inner, p, first, n, panel.rows + MOE_NR);
+    moe_mx_round_panel_(kernels, rounded->round, rounded->dtype, panel.rows + MOE_NR, n);
     end = moe_min_(first + n, from + k);
-    memcpy(panel + (at - from) * MOE_NR_BYTES_, group + (at - first) * MOE_NR, (size_t)((end - at) * MOE_NR_BYTES_));
+    moe_rounded_append_(kernels, &panel, at - first, end - at, end == from + k);
   }
-  moe_panel_even_(k, panel);
   moe_fpenv_restore_(saved);
   return 1;
 }

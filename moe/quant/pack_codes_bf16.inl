@@ -5,19 +5,23 @@
 
 /* W columns from `col` on, of up to a block of codes from `at` on, all codes of all kinds. */
 MOE_FN void MOE_KC(pack_pairs_any)(uint32_t *p, const moe_codes_ *c, int64_t col, int64_t at) {
-  float panel[MOE_VC(codes) * MOE_NR];
+  float panel[MOE_DECODE_PAIRS_K_ * MOE_NR];
   moe_codes_ block = *c;
   block.codes += col * c->stride + at / 32 * c->group;
   if (c->scale) block.scale += col * c->scale_stride + at / 32 * c->scale_group;
   block.col = 0;
   block.width = MOE_W;
   block.n = moe_max_(0, moe_min_(MOE_W, c->n - col));
-  block.k = moe_min_(MOE_VC(codes), c->k - at);
-  MOE_VC(pack_codes_columns)(panel, &block);
-  if (block.k % 2) MOE_V(store)(panel + block.k * MOE_NR, MOE_V(set1)(0.0f));
-  for (int64_t r = 0; r < block.k; r += 2, p += MOE_NR) {
-    const float *even = panel + r * MOE_NR;
-    MOE_V(storei)(p, MOE_K(join_uppers)(MOE_V(load)(even), MOE_V(load)(even + MOE_NR)));
+  for (const int64_t end = moe_min_(at + MOE_VC(codes), c->k); at < end; at += block.k) {
+    block.k = moe_min_(MOE_DECODE_PAIRS_K_, end - at);
+    MOE_VC(pack_codes_columns)(panel, &block);
+    if (block.k % 2) MOE_V(store)(panel + block.k * MOE_NR, MOE_V(set1)(0.0f));
+    for (int64_t r = 0; r < block.k; r += 2, p += MOE_NR) {
+      const float *even = panel + r * MOE_NR;
+      MOE_V(storei)(p, MOE_K(join_uppers)(MOE_V(load)(even), MOE_V(load)(even + MOE_NR)));
+    }
+    block.codes += c->group;
+    if (c->scale) block.scale += c->scale_group;
   }
 }
 

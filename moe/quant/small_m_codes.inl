@@ -47,7 +47,7 @@ MOE_INLINE void MOE_KC(small_m_words)(const moe_small_m_ *s, MOE_V(i) (*words)[M
 
 /* Codes [at, at+k) of all parts by way of a panel. */
 MOE_FN void MOE_KC(small_m_panel)(const moe_small_m_ *s, const moe_codes_ *codes, int64_t at, int64_t k) {
-  float panel[MOE_KC(codes) * MOE_NR];
+  float *panel = s->panel;
   moe_small_m_ small_m = *s;
   for (int64_t p = 0; p < s->parts; p++) {
     moe_codes_ part = codes[p];

@@ -24,27 +24,47 @@ MOE_FN moe_codes_ moe_patch_codes_(const moe_weight_patch_ *p) {
 
 /* --------------------------------------------------------------------------------------------------------------- MX */
 
+enum { MOE_PATCH_WORDS_ = 32 };
+
 /* Trainium's layouts: of an element of K the words of all columns lie side by side, those of the next element
-   elsewhere. */
-MOE_FN void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
+   elsewhere. Some elements' words: where they are, from which bit on, and their scale bytes. */
+typedef struct moe_patch_words_ {
+  const uint8_t *codes[MOE_PATCH_WORDS_], *scale[MOE_PATCH_WORDS_];
+  uint8_t shift[MOE_PATCH_WORDS_];
+} moe_patch_words_;
+
+/* Of elements [from, from+n) of the patch: they are prefetched. */
+MOE_FN void moe_patch_find_words_(const moe_weight_patch_ *p, int64_t from, int64_t n, moe_patch_words_ *words) {
   const moe_mx_side_ *s = &p->q->side;
   const int64_t word = s->bits / 2;
-  const uint8_t *codes[MOE_DECODE_K_], *scale[MOE_DECODE_K_];
-  int shift[MOE_DECODE_K_];
   moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
-  for (int64_t e = 0; e < p->elements; e++) {
-    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + e);
+  for (int64_t e = 0; e < n; e++) {
+    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + from + e);
     const int64_t before = at.group;
     at.group = position / MOE_MX_GROUP_;
-    codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
-    scale[e] = at.group == before ? scale[e - 1] : moe_mx_scale_at_(s, &at);
-    shift[e] = (int)(position % MOE_MX_WORD_) * s->bits;
-    for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(codes[e] + byte);
+    words->codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
+    words->scale[e] = at.group == before ? words->scale[e - 1] : moe_mx_scale_at_(s, &at);
+    words->shift[e] = (uint8_t)(position % MOE_MX_WORD_ * s->bits);
+    for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(words->codes[e] + byte);
   }
-  for (int64_t e = 0; e < p->elements; e++)
-    p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + e * MOE_NR + p->col, codes[e], shift[e],
-                                                                scale[e], p->count, p->width, &p->q->format);
 }
+
+/* Not inlined: its caller has more on the stack for other layouts. */
+MOE_FN __attribute__((noinline)) void moe_patch_pack_words_(const moe_weight_patch_ *p, float *panel) {
+  moe_patch_words_ some[2]; /* at hand, and next */
+  moe_patch_find_words_(p, 0, moe_min_(MOE_PATCH_WORDS_, p->elements), &some[0]);
+  for (int64_t from = 0, now = 0; from < p->elements; from += MOE_PATCH_WORDS_, now = 1 - now) {
+    const int64_t left = p->elements - from, more = moe_min_(MOE_PATCH_WORDS_, left - MOE_PATCH_WORDS_);
+    const moe_patch_words_ *words = &some[now];
+    moe_patch_find_words_(p, from + MOE_PATCH_WORDS_, more, &some[1 - now]);
+    for (int64_t e = 0; e < moe_min_(MOE_PATCH_WORDS_, left); e++)
+      p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + (from + e) * MOE_NR + p->col, words->codes[e],
+                                                           words->shift[e], words->scale[e], p->count, p->width,
+                                                           &p->q->format);
+  }
+}
+
+enum { MOE_PATCH_SCALES_ = MOE_DECODE_K_ / MOE_MX_GROUP_ * MOE_NR };
 
 /* The patch as pack_codes_columns takes it; `scale` holds scales that do not lie as OWN says. */
 MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale) {
@@ -58,14 +78,14 @@ MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale)
   codes.scale = moe_mx_scale_at_(s, &at);
   codes.scale_stride = moe_mx_column_scales_(s);
   codes.scale_group = moe_mx_group_scales_(s);
-  if (s->scales == MOE_MX_SCALES_OWN) return codes;
+  if (s->scales == MOE_MX_SCALES_OWN && !(p->transposed && codes.split)) return codes;
   codes.scale = scale;
-  codes.scale_stride = 1;
-  codes.scale_group = MOE_NR;
-  for (int64_t g = 0; g < moe_ceil_div_(p->elements, MOE_MX_GROUP_); g++, at.group++)
+  codes.scale_stride = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
+  codes.scale_group = 1;
+  for (int64_t g = 0; g < codes.scale_stride; g++, at.group++)
     for (int64_t c = 0; c < p->count; c++) {
       at.column = p->column + c;
-      scale[g * MOE_NR + c] = *moe_mx_scale_at_(s, &at);
+      scale[c * codes.scale_stride + g] = *moe_mx_scale_at_(s, &at);
     }
   return codes;
 }
@@ -73,7 +93,7 @@ MOE_FN moe_codes_ moe_patch_columns_(const moe_weight_patch_ *p, uint8_t *scale)
 /* Forward. */
 MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
   const moe_mx_side_ *s = &p->q->side;
-  uint8_t scale[MOE_DECODE_K_ / MOE_MX_GROUP_ * MOE_NR];
+  uint8_t scale[MOE_PATCH_SCALES_];
   if (moe_mx_is_nki_(s->layout)) {
     moe_patch_pack_words_(p, panel);
     return;
@@ -82,32 +102,92 @@ MOE_FN void moe_patch_pack_down_(const moe_weight_patch_ *p, float *panel) {
   p->kernels->quant->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
 }
 
-/* Backward, by way of the forward's panel: 64 of the weight's columns at a time, transposed. */
-MOE_FN void moe_patch_pack_transposed_(const moe_weight_patch_ *p, float *panel) {
-  float rows[MOE_NR * MOE_NR], columns[MOE_NR * MOE_NR];
-  memset(rows, 0, sizeof rows); /* elements that are not there */
-  for (int64_t at = 0, n; at < p->count; at += n) {
-    moe_weight_patch_ part = *p;
-    n = moe_min_(MOE_NR, p->count - at);
-    part.column += at;
-    part.count = n;
-    part.transposed = 0;
-    moe_patch_pack_down_(&part, rows);
-    p->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_NR, n);
-    memcpy(panel + at * MOE_NR, columns, (size_t)(n * MOE_NR) * sizeof *panel);
+/* Words as in the forward: of the patch's columns [at, at+n), elements [from, from+count), zero where there are none. */
+MOE_FN void moe_patch_pack_some_words_(const moe_weight_patch_ *p, int64_t at, int64_t n, int64_t from, int64_t count,
+                                       float *panel) {
+  moe_weight_patch_ part = *p;
+  part.column += at, part.count = n;
+  part.element += from, part.elements = moe_max_(0, moe_min_(count, p->elements - from));
+  moe_patch_pack_words_(&part, panel);
+  for (int64_t e = part.elements; e < count; e++) memset(panel + e * MOE_NR, 0, MOE_NR_BYTES_);
+}
+
+enum { MOE_HALF_ = MOE_NR / 2 };
+
+/* A square of 64 by 64, in place, a quarter at a time. */
+MOE_FN void moe_transpose_square_(const moe_kernels *kernels, float *square, float *room) {
+  for (int64_t i = 0; i < 2; i++)
+    for (int64_t j = 0; j <= i; j++) {
+      float *lower = square + (i * MOE_NR + j) * MOE_HALF_, *upper = square + (j * MOE_NR + i) * MOE_HALF_;
+      kernels->vec->transpose_words(room, MOE_HALF_ * 4, lower, MOE_NR_BYTES_, MOE_HALF_, MOE_HALF_);
+      if (i != j) kernels->vec->transpose_words(lower, MOE_NR_BYTES_, upper, MOE_NR_BYTES_, MOE_HALF_, MOE_HALF_);
+      for (int64_t r = 0; r < MOE_HALF_; r++) memcpy(upper + r * MOE_NR, room + r * MOE_HALF_, MOE_HALF_ * sizeof *room);
+    }
+}
+
+/* Fewer than 64 of the columns, from `at` on. */
+MOE_FN void moe_patch_pack_few_words_(const moe_weight_patch_ *p, int64_t at, int64_t n, float *panel, float *rows) {
+  const int64_t whole = n - n % 16; /* of all vectors */
+  for (int64_t e = 0; e < MOE_NR; e += MOE_HALF_) {
+    moe_patch_pack_some_words_(p, at, n, e, MOE_HALF_, rows);
+    p->kernels->vec->transpose_words(panel + e, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_HALF_, whole);
+    for (int64_t j = whole; j < n; j++)
+      for (int64_t i = 0; i < MOE_HALF_; i++) memcpy(panel + j * MOE_NR + e + i, rows + i * MOE_NR + j, sizeof *panel);
   }
 }
 
-MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
-  const moe_mx_layout layout = p->q->side.layout;
-  if (!p->transposed) {
-    moe_patch_pack_down_(p, panel);
-  } else if (moe_mx_is_nki_(layout) || layout == MOE_MX_LAYOUT_GGML || p->q->side.scales != MOE_MX_SCALES_OWN) {
-    moe_patch_pack_transposed_(p, panel);
-  } else {
-    const moe_codes_ codes = moe_patch_columns_(p, NULL);
-    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+/* Backward, of words: 64 of the weight's columns at a time, transposed. */
+MOE_FN void moe_patch_pack_words_transposed_(const moe_weight_patch_ *p, float *panel) {
+  float room[MOE_HALF_ * MOE_NR];
+  for (int64_t at = 0, n; at < p->count; at += n, panel += n * MOE_NR) {
+    n = moe_min_(MOE_NR, p->count - at);
+    if (n < MOE_NR) {
+      moe_patch_pack_few_words_(p, at, n, panel, room);
+      continue;
+    }
+    moe_patch_pack_some_words_(p, at, n, 0, MOE_NR, panel);
+    moe_transpose_square_(p->kernels, panel, room);
   }
+}
+
+/* Backward, of ggml's blocks: their codes in order, some columns at a time. */
+MOE_FN void moe_patch_pack_blocks_(const moe_weight_patch_ *p, const moe_codes_ *all, float *panel) {
+  enum { columns = 32, line = MOE_NR / 2 };
+  uint8_t ordered[columns * line];
+  moe_codes_ codes = *all;
+  codes.codes = ordered, codes.stride = line, codes.group = MOE_MX_GROUP_ / 2, codes.split = 0;
+  for (int64_t at = 0; at < p->count; at += columns, codes.scale += columns * codes.scale_stride) {
+    codes.k = moe_min_(columns, p->count - at);
+    for (int64_t c = 0; c < codes.k; c++)
+      for (int64_t g = 0; g < codes.scale_stride; g++) {
+        const uint8_t *from = all->codes + (at + c) * all->stride + g * all->group;
+        uint8_t *to = ordered + c * line + g * codes.group;
+        for (int i = 0; i < 8; i++, from += 2) {
+          to[i] = (uint8_t)((from[0] & 15) | from[1] << 4);
+          to[i + 8] = (uint8_t)(from[0] >> 4 | (from[1] & 240));
+        }
+      }
+    p->kernels->quant->pack_codes_rows[0](panel + at * MOE_NR, &codes);
+  }
+}
+
+/* Backward, of what lies in columns, which are the panel's rows. */
+MOE_FN void moe_patch_pack_rows_(const moe_weight_patch_ *p, float *panel) {
+  uint8_t scale[MOE_PATCH_SCALES_];
+  const moe_codes_ codes = moe_patch_columns_(p, scale);
+  if (codes.split)
+    moe_patch_pack_blocks_(p, &codes, panel);
+  else
+    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+}
+
+MOE_FN void moe_patch_pack_mx_(const moe_weight_patch_ *p, float *panel) {
+  if (!p->transposed)
+    moe_patch_pack_down_(p, panel);
+  else if (moe_mx_is_nki_(p->q->side.layout))
+    moe_patch_pack_words_transposed_(p, panel);
+  else
+    moe_patch_pack_rows_(p, panel);
 }
 
 /* ----------------------------------------------------------------------------------------------------- float scales */
