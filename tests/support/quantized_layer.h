@@ -77,7 +77,7 @@ static void give_quantized(struct layer *l, moe_blockwise_layer *layer) {
   layer->quantized_down_weight = &l->down.weight;
 }
 
-static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
+static inline void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
   moe_pack_weights_args args = {.layout = q->parts == 1            ? MOE_PACK_DOWN
                                           : l->p.o.layer.skip_gate ? MOE_PACK_UP
                                                                    : MOE_PACK_GATE_UP,
@@ -90,7 +90,7 @@ static void *pack_one(moe_context *ctx, struct layer *l, const struct quantized 
   return args.packed;
 }
 
-static void call(struct layer *l, moe_context *ctx, enum problem_op op, struct problem_args *args) {
+static inline void call(struct layer *l, moe_context *ctx, enum problem_op op, struct problem_args *args) {
   size_t bytes = 0;
   assert_int_equal(problem_workspace_size(op, ctx, args, &bytes), MOE_OK);
   void *workspace = malloc(bytes);
@@ -105,7 +105,7 @@ static void call(struct layer *l, moe_context *ctx, enum problem_op op, struct p
 }
 
 /* The forward and the backward; `quantized`: from the quantised weights. */
-static void run(struct layer *l, moe_context *ctx, int quantized, int packed) {
+static inline void run(struct layer *l, moe_context *ctx, int quantized, int packed) {
   for (int op = 0; op <= PROBLEM_BACKWARD; op++) {
     struct problem_args args;
     void *gate_up = NULL, *down = NULL;

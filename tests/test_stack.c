@@ -1,0 +1,458 @@
+/* test_stack: what moe.h promises of the stack, by painting it: every public function, and every task that it hands to
+   parallel_for, in the shapes, types, storages and options that reach all algorithms, on every instruction set. */
+#include "support/painted_calls.h"
+#include "support/quantized_layer.h"
+#include "support/stored.h"
+
+#if defined(__OPTIMIZE__)
+enum { STACK_MOST = 32 << 10 };
+#else
+enum { STACK_MOST = 48 << 10 }; /* every inlined function's variables have places of their own */
+#endif
+
+/* ----------------------------------------------------------------------------------------------------------- layers */
+
+#define SIZED(function)                                                                 \
+  {FUNCTIONS, FN_##function##_f32, FN_##function##_bf16, FN_##function##_fp16}, {       \
+    FUNCTIONS, FN_##function##_f32_workspace_size, FN_##function##_bf16_workspace_size, \
+        FN_##function##_fp16_workspace_size                                             \
+  }
+#define ALIKE(function) {function, function, function, function}
+
+static const struct {
+  size_t args;
+  int call[4], size[4];
+} ops[PROBLEM_OP_COUNT] = {
+    {offsetof(struct problem_args, router), SIZED(moe_router_topk)},
+    {offsetof(struct problem_args, load_balance), ALIKE(FN_moe_router_load_balance_loss), ALIKE(FUNCTIONS)},
+    {offsetof(struct problem_args, z_loss), ALIKE(FN_moe_router_z_loss), ALIKE(FUNCTIONS)},
+    {offsetof(struct problem_args, route), ALIKE(FN_moe_route_blocks), ALIKE(FN_moe_route_blocks_workspace_size)},
+    {offsetof(struct problem_args, forward), SIZED(moe_blockwise_mm_fwd)},
+    {offsetof(struct problem_args, backward), SIZED(moe_blockwise_mm_bwd)},
+    {offsetof(struct problem_args, router_backward), SIZED(moe_router_topk_bwd)}};
+
+static void use_op(enum problem_op op, moe_context *ctx, struct problem_args *args) {
+  const void *own = (const char *)args + ops[op].args;
+  size_t bytes = 0;
+  if (ops[op].size[args->dtype] != FUNCTIONS) use_once(ops[op].size[args->dtype], ctx, own, &bytes);
+  void *workspace = take(bytes);
+  problem_set_workspace(op, args, workspace, bytes);
+  use_once(ops[op].call[args->dtype], ctx, own, NULL);
+  free(workspace);
+}
+
+static const int pack_call[] = {FUNCTIONS, FN_moe_pack_weights_f32, FN_moe_pack_weights_bf16, FN_moe_pack_weights_fp16};
+static const int pack_size[] = {FUNCTIONS, FN_moe_pack_weights_f32_size, FN_moe_pack_weights_bf16_size,
+                                FN_moe_pack_weights_fp16_size};
+
+static void *use_pack(moe_dtype dtype, moe_pack_weights_args args, size_t *bytes) {
+  use(pack_size[dtype], &args, bytes);
+  args.packed = take(args.packed_bytes = *bytes);
+  use(pack_call[dtype], &args, NULL);
+  return args.packed;
+}
+
+/* How a layer's operands are given. */
+struct given {
+  int quantized, packed;
+  const struct stored *x, *grad;
+};
+
+static void give_packed(struct layer *l, const struct given *given, moe_blockwise_layer *to) {
+  const struct problem_options *o = &l->p.o;
+  moe_pack_weights_args args = {.layout = o->layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
+                                .E = o->E,
+                                .rows = o->H,
+                                .columns = o->I,
+                                .weight = given->quantized ? NULL : to->gate_up_proj_weight,
+                                .quantized = given->quantized ? &l->gate_up.weight : NULL};
+  to->packed_gate_up_weight = use_pack(o->dtype, args, &to->packed_gate_up_bytes);
+  args.layout = MOE_PACK_DOWN, args.rows = o->I, args.columns = o->H;
+  args.weight = given->quantized ? NULL : to->down_proj_weight;
+  args.quantized = given->quantized ? &l->down.weight : NULL;
+  to->packed_down_weight = use_pack(o->dtype, args, &to->packed_down_bytes);
+}
+
+/* The operations from `first` on. */
+static void use_layer(struct layer *l, moe_context *ctx, const struct given *given, enum problem_op first) {
+  problem_describe(&l->p, ctx, situation, sizeof situation);
+  for (int op = (int)first; op < PROBLEM_OP_COUNT; op++) {
+    struct problem_args args;
+    void *packed[2] = {NULL, NULL};
+    problem_make_args(&l->p, &args);
+    moe_blockwise_layer *forward = &args.forward.layer, *backward = &args.backward.layer;
+    if (given->packed && op == PROBLEM_FORWARD) {
+      give_packed(l, given, forward);
+      packed[0] = (void *)(uintptr_t)forward->packed_gate_up_weight;
+      packed[1] = (void *)(uintptr_t)forward->packed_down_weight;
+    }
+    if (given->quantized) give_quantized(l, forward), give_quantized(l, backward);
+    if (given->x) forward->quantized_hidden_states = backward->quantized_hidden_states = &given->x->a;
+    if (given->grad) args.backward.quantized_output_hidden_states_grad = &given->grad->a;
+    use_op((enum problem_op)op, ctx, &args);
+    free(packed[0]), free(packed[1]);
+  }
+}
+
+/* Serial, then all again but the routing in parallel. */
+static void use_layer_both(struct layer *l, const struct given *given) {
+  use_layer(l, &serial, given, PROBLEM_ROUTER);
+  use_layer(l, &parallel, given, PROBLEM_ROUTER);
+}
+
+static void use_plain(const struct problem_options *o, int packed) {
+  struct layer l;
+  const struct given given = {.packed = packed};
+  memset(&l, 0, sizeof l);
+  assert_true(problem_open(&l.p, o, NULL, NULL));
+  use_layer_both(&l, &given);
+  problem_close(&l.p, NULL, NULL);
+}
+
+/* Few rows and many, short sides and long ones, plain and packed. */
+static void test_plain(void **state) {
+  static const int64_t shapes[][6] = {/* T, H, I, E, K, B */
+                                      {1, 130, 70, 2, 1, 1},    {5, 400, 40, 12, 4, 2},  {26, 300, 130, 3, 2, 8},
+                                      {33, 70, 270, 3, 2, 16},  {131, 96, 192, 1, 1, 131}, {300, 24, 20, 1, 1, 300},
+                                      {40, 1100, 5, 1, 1, 40},  {20, 6, 3, 5000, 3, 2},  {2100, 5, 3, 40, 2, 64}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+      const int64_t *s = shapes[i];
+      struct problem_options o = problem_options_random(i, dtype);
+      o.T = s[0], o.H = s[1], o.I = s[2], o.E = s[3], o.K = s[4], o.B = s[5];
+      o.dropping = o.empty_expert = 0;
+      problem_options_settle(&o);
+      use_plain(&o, i % 2);
+    }
+  }
+  test_use_best_isa();
+}
+
+/* Activations, affinity modes and whatever else the seed chooses. */
+static void test_options(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    for (int i = 0; i < 35; i++) {
+      struct problem_options o = problem_options_random(200 + (uint64_t)i, dtype);
+      o.layer.activation = (moe_activation)(i % MOE_ACT_COUNT_);
+      o.layer.affinity_mode = (moe_affinity_mode)(i / MOE_ACT_COUNT_);
+      o.empty_expert = 0;
+      problem_options_settle(&o);
+      use_plain(&o, i % 3 == 0);
+    }
+  }
+  test_use_best_isa();
+}
+
+/* ------------------------------------------------------------------------------------------------- quantised weights */
+
+static void use_storage(const struct storage *s, moe_dtype dtype, int64_t H, int64_t I, int64_t rows, int packed) {
+  struct problem_options o = shape((uint64_t)rows, dtype, H, I);
+  struct layer l;
+  const struct given given = {.quantized = 1, .packed = packed};
+  o.T = rows, o.E = o.K = 1, o.B = 16;
+  o.dropping = 0;
+  problem_options_settle(&o);
+  layer_open(&l, &o, s, 0);
+  use_layer_both(&l, &given);
+  layer_close(&l);
+}
+
+/* Every layout, placement and element; few rows, for which codes stream, and more. */
+static void test_mx_weights(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  int n = 0;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    for (int i = 0; i < LAYOUTS * PLACEMENTS * 2; i++) {
+      struct storage s = {.sunk = dtype != MOE_DTYPE_FP16};
+      const moe_mx_layout layout = (moe_mx_layout)(i % LAYOUTS);
+      const moe_mx_scales placement = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
+      s.gate_up.layout = s.down.layout = layout;
+      s.gate_up.scales_layout = s.down.scales_layout = placement;
+      s.gate_up.element = s.down.element = i < LAYOUTS * PLACEMENTS ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E4M3FN;
+      if (!mx_placeable(layout, placement)) continue;
+      if (s.gate_up.element != MOE_ELEMENT_E2M1 && (layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML))
+        continue;
+      const int64_t H = mx_is_x4(layout) ? 512 : layout == MOE_MX_LAYOUT_PLAIN ? 300 : 160;
+      const int64_t I = mx_is_x4(layout) ? 80 : layout == MOE_MX_LAYOUT_PLAIN ? 65 : 96;
+      use_storage(&s, dtype, H, I, 3, n++ % 2);
+      use_storage(&s, dtype, H, I, 40, n % 2);
+    }
+  }
+  test_use_best_isa();
+}
+
+static void test_scaled_weights(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    for (int i = 0; i < 10; i++) {
+      struct storage s = {.powers = 1};
+      s.gate_up.scaling = s.down.scaling = (moe_weight_scaling)(1 + i % 5);
+      s.gate_up.block = s.down.block = i < 5 ? 0 : 32;
+      s.gate_up.element = s.down.element = (moe_element)(i % 2);
+      use_storage(&s, dtype, 300, 70, 3, i % 2);
+      use_storage(&s, dtype, 131, 129, 40, 1 - i % 2);
+    }
+  }
+  test_use_best_isa();
+}
+
+/* --------------------------------------------------------------------------------------------------------- rounding */
+
+static moe_mx_rounding rounding(int element) {
+  return (moe_mx_rounding){1, (moe_element)(element % ELEMENTS), MOE_SCALE_OCP_FLOOR, MOE_CAST_SATURATE};
+}
+
+/* Operands rounded to MX: of plain weights, and of quantised ones in every layout; and stored activations. */
+static void test_rounded(void **state) {
+  static const int64_t shapes[][2] = {{64, 96}, {160, 64}, {32, 160}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    for (int i = 0; i < 24; i++) {
+      struct storage s = {.gate_up = {.layout = (moe_mx_layout)(i % LAYOUTS)}};
+      struct problem_options o = shape((uint64_t)i, dtype, shapes[i % 3][0], shapes[i % 3][1]);
+      struct stored x[2] = {{{0}, 0, 0, {0}, {0}}};
+      struct layer l;
+      uint64_t rng = (uint64_t)i;
+      const struct given given = {.quantized = i < 16, .x = i % 3 ? &x[0] : NULL, .grad = i % 2 ? &x[1] : NULL};
+      if (given.quantized && mx_is_x4(s.gate_up.layout)) o.H = 512;
+      if (!given.quantized) o.H = 33 + i, o.I = 129;
+      o.T = i % 2 ? 40 : 5;
+      o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN};
+      s.gate_up.element = i < LAYOUTS || s.gate_up.layout >= MOE_MX_LAYOUT_GPT_OSS ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
+      s.down = s.gate_up;
+      problem_options_settle(&o);
+      layer_open(&l, &o, &s, 0);
+      for (int j = 0; j < 2; j++) {
+        x[j].a.element = (moe_element)((i + j) % ELEMENTS), x[j].rows = o.T, x[j].columns = o.H;
+        x[j].a.float_scales = x[j].a.element != MOE_ELEMENT_E2M1 && i / 8, x[j].a.block_rows = 1;
+        stored_make(&x[j], &rng);
+      }
+      use_layer_both(&l, &given);
+      layer_close(&l), stored_free(&x[0]), stored_free(&x[1]);
+    }
+  }
+  test_use_best_isa();
+}
+
+/* ----------------------------------------------------------------------------------------------------- grouped GEMM */
+
+#define SHAPES (sizeof shapes / sizeof *shapes)
+
+static const struct {
+  int call[4], size[4];
+} grouped[] = {{SIZED(moe_grouped_gemm)}, {SIZED(moe_grouped_gemm_dx)}, {SIZED(moe_grouped_gemm_dw)}};
+
+static void use_grouped(moe_dtype dtype, moe_grouped_gemm_args a) {
+  const moe_pack_weights_args pack = {.layout = MOE_PACK_GROUPED, .E = a.E, .rows = a.N, .columns = a.K, .weight = a.W};
+  void *packed = use_pack(dtype, pack, &a.packed_W_bytes);
+  for (int i = 0; i < 4; i++) { /* the last from packed weights */
+    a.packed_W = i == 3 ? packed : NULL;
+    use(grouped[i % 3].size[dtype], &a, &a.workspace_bytes);
+    a.workspace = take(a.workspace_bytes);
+    use(grouped[i % 3].call[dtype], &a, NULL);
+    free(a.workspace);
+  }
+  free(packed);
+}
+
+static void test_grouped(void **state) {
+  static const int64_t shapes[][3] = {{1, 66, 128}, {9, 66, 700}, {40, 130, 96}, {300, 24, 33}};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (size_t i = 0; i < 2 * SHAPES && test_use_isa(isa); i++) {
+      const int64_t T = shapes[i / 2][0], N = shapes[i / 2][1], K = shapes[i / 2][2];
+      int32_t sizes[2] = {(int32_t)(T - T / 3), (int32_t)(T / 3)}, *gather = take((size_t)T * 4);
+      float *x = take((size_t)(T * K) * 4), *w = take((size_t)(2 * N * K) * 4), *dy = take((size_t)(T * N) * 4);
+      float *y = take((size_t)(T * N) * 4), *dx = take((size_t)(T * K) * 4), *dw = take((size_t)(2 * N * K) * 4);
+      for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
+      use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
+                                                 .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
+                                                 .dY = dy, .Y = y, .dX = dx, .dW = dw, .accumulate_dW = (int)(i % 2),
+                                                 .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
+      free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
+    }
+  test_use_best_isa();
+}
+
+/* ----------------------------------------------------------------------------------------------------------- arrays */
+
+enum { NUMBERS = 70001 };
+
+static float numbers[NUMBERS], results[NUMBERS], slopes[NUMBERS];
+static uint8_t codes[4 * NUMBERS], scales[4 * NUMBERS];
+
+/* A third of them of any exponent. */
+static void make_numbers(void) {
+  uint64_t seed = 3;
+  for (int i = 0; i < NUMBERS; i++) {
+    numbers[i] = (float)test_random_range(&seed, -1000, 1000) * 0x1p-9f;
+    const uint32_t bits = (uint32_t)test_random(&seed);
+    if (i % 3 == 0) memcpy(&numbers[i], &bits, 4);
+  }
+}
+
+static void test_conversions(void **state) {
+  static const int64_t lengths[] = {1, 33, NUMBERS};
+  (void)state;
+  make_numbers();
+  for (int i = 0; i < 3 * TEST_ISA_COUNT; i++) {
+    if (!test_use_isa(i / 3)) continue;
+    const struct array to = {codes, NULL, numbers, lengths[i % 3], MOE_CAST_HALF_AWAY};
+    const struct array from = {results, NULL, codes, lengths[i % 3], 0};
+#define DTYPE(name, type, NAME) use(FN_moe_##name##_from_f32, &to, NULL), use(FN_moe_##name##_to_f32, &from, NULL);
+    MOE_DTYPE_LIST(DTYPE)
+#undef DTYPE
+#define ELEMENT(name, ...) use(FN_moe_##name##_from_f32, &to, NULL), use(FN_moe_##name##_to_f32, &from, NULL);
+    MOE_ELEMENT_LIST(ELEMENT)
+#undef ELEMENT
+    use(FN_moe_e8m0_from_f32, &to, NULL), use(FN_moe_e8m0_to_f32, &from, NULL);
+    for (int activation = 0; activation < MOE_ACT_COUNT_; activation++) {
+      const struct array a = {results, slopes, numbers, lengths[i % 3], activation};
+      use(FN_moe_activation_f32, &a, NULL);
+    }
+  }
+  test_use_best_isa();
+}
+
+static void use_quantize_mx(int i, int64_t rows, int64_t columns) {
+  const moe_quantize_mx_args q = {.element = (moe_element)(i % 4), .scale_rule = (moe_scale_rule)(i % 6),
+                                  .dtype = (moe_dtype)(i / 4 % 4), .rows = rows, .columns = columns,
+                                  .transposed = i / 16, .plain = numbers, .codes = codes, .scales = scales};
+  const moe_dequantize_mx_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
+                                    .transposed = q.transposed, .codes = codes, .scales = scales, .plain = results};
+  use(FN_moe_quantize_mx, &q, NULL);
+  use(FN_moe_dequantize_mx, &d, NULL);
+}
+
+static void use_quantize_scaled(int i, int64_t rows, int64_t columns) {
+  static const int64_t blocks[][2] = {{0, 0}, {1, 0}, {0, 1}, {128, 128}};
+  const moe_quantize_scaled_args q = {.element = (moe_element)(i % 3), .dtype = (moe_dtype)(i / 4 % 4), .rows = rows,
+                                      .columns = columns, .block_rows = blocks[i % 4][0],
+                                      .block_columns = blocks[i % 4][1], .plain = numbers, .codes = codes,
+                                      .scales = results};
+  const moe_dequantize_scaled_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
+                                        .block_rows = q.block_rows, .block_columns = q.block_columns, .codes = codes,
+                                        .scales = results, .plain = slopes};
+  use(FN_moe_quantize_scaled, &q, NULL);
+  use(FN_moe_dequantize_scaled, &d, NULL);
+}
+
+static void test_quantize(void **state) {
+  static const int64_t shapes[][2] = {{1, 1}, {3, 47}, {130, 300}, {2, 4096}};
+  (void)state;
+  make_numbers();
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int i = 0; i < 32 * (int)SHAPES && test_use_isa(isa); i++) {
+      const int64_t *s = shapes[i / 32];
+      snprintf(situation, sizeof situation, "number %d, %d x %d", i % 32, (int)s[0], (int)s[1]);
+      use_quantize_mx(i % 32, s[0], s[1]);
+      use_quantize_scaled(i % 32, s[0], s[1]);
+    }
+  test_use_best_isa();
+}
+
+static void test_layouts(void **state) {
+  (void)state;
+  for (int i = 0; i < LAYOUTS * LAYOUTS * PLACEMENTS * 2; i++) {
+    moe_mx_layout_args a = {.from = (moe_mx_layout)(i % LAYOUTS), .to = (moe_mx_layout)(i / LAYOUTS % LAYOUTS),
+                            .scales_to = (moe_mx_scales)(i / LAYOUTS / LAYOUTS % PLACEMENTS),
+                            .element_bits = i < LAYOUTS * LAYOUTS * PLACEMENTS ? 4 : 8, .parts = 2, .E = 1, .K = 512,
+                            .columns = 20};
+    moe_mx_layout_bytes bytes;
+    if (moe_mx_layout_size(NULL, &a, &bytes) != MOE_OK) continue; /* this pair does not convert */
+    use(FN_moe_mx_layout_size, &a, &bytes);
+    a.codes_in = take(bytes.codes_in), a.scales_in = take(bytes.scales_in);
+    a.codes_out = take(bytes.codes_out), a.scales_out = take(bytes.scales_out);
+    use(FN_moe_mx_layout_convert, &a, NULL);
+    free((void *)(uintptr_t)a.codes_in), free((void *)(uintptr_t)a.scales_in), free(a.codes_out), free(a.scales_out);
+  }
+  int64_t index[1024];
+  for (int kind = 0; kind < 4; kind++) {
+    size_t bytes[2];
+    const struct array a = {index, NULL, NULL, 1024, MOE_MX_LAYOUT_NKI_STRIDED_X4};
+    const moe_nki_vector_args v = {.kind = (moe_nki_vector)(kind / 2), .dtype = MOE_DTYPE_F32, .to_nki = kind % 2,
+                                   .E = 2, .length = 640, .in = numbers, .out = results};
+    use(FN_moe_nki_x4_permutation, &a, NULL);
+    use(FN_moe_nki_vector_size, &v, bytes);
+    use(FN_moe_nki_vector_convert, &v, NULL);
+  }
+}
+
+/* So many tokens and experts that the losses take them in parts. */
+static void test_losses(void **state) {
+  static const int64_t shapes[][2] = {{1, 1}, {40, 300}, {5000, 9}, {9, 5000}};
+  (void)state;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (size_t i = 0; i < 3 * SHAPES && test_use_isa(isa); i++) {
+      const int64_t T = shapes[i / 3][0], E = shapes[i / 3][1];
+      float loss, *logits = take((size_t)(T * E) * 4), *grad = take((size_t)(T * E) * 4);
+      int32_t *index = take((size_t)T * 4);
+      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
+                                      .score_function = (moe_score_function)(i % 3), .router_logits = logits,
+                                      .expert_index = index, .loss = &loss, .logits_grad = grad};
+      snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
+      use(FN_moe_router_load_balance_loss, &a, NULL);
+      use(FN_moe_router_z_loss, &a, NULL);
+      free(logits), free(grad), free(index);
+    }
+  test_use_best_isa();
+}
+
+static void test_others(void **state) {
+  (void)state;
+  use(FN_moe_route_blocks_count, NULL, NULL), use(FN_moe_status_str, NULL, NULL), use(FN_moe_status_text, NULL, NULL);
+  use(FN_moe_dtype_size, NULL, NULL), use(FN_moe_isa_name, NULL, NULL), use(FN_moe_isa_supported, NULL, NULL);
+  use(FN_moe_isa_active, NULL, NULL), use(FN_moe_isa_limit, NULL, NULL);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- results */
+
+static void touch(void *arg) {
+  volatile char *seen[1], memory[10000];
+  seen[0] = memory;
+  memory[0] = (char)*(const int *)arg;
+  (void)seen[0][0];
+}
+
+static void nothing(void *arg) { (void)arg; }
+
+/* What is measured is what was used: 10000 bytes, and next to nothing. */
+static void test_measure(void **state) {
+  int one = 1;
+  (void)state;
+  assert_in_range(painted_run(&caller, nothing, NULL), 0, 1024);
+  assert_in_range(painted_run(&caller, touch, &one), 10000, 11024);
+}
+
+/* After all others: every function was called, and none took more than is promised. */
+static void test_limit(void **state) {
+  int deepest = 0, bad = 0;
+  (void)state;
+  for (int i = 0; i < FUNCTIONS; i++) {
+    if (functions[i].most > functions[deepest].most) deepest = i;
+    if (functions[i].calls > 0 && functions[i].most <= STACK_MOST) continue;
+    bad++;
+    print_message("%s: %d calls, %zu bytes of stack: %s\n", functions[i].name, functions[i].calls, functions[i].most,
+                  functions[i].situation);
+  }
+  print_message("# most: %zu bytes in %s\n", functions[deepest].most, functions[deepest].name);
+  if (bad > 0) fail_msg("%d functions were not called or take more than %d bytes of stack", bad, (int)STACK_MOST);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_measure),   EACH_DTYPE(test_plain),           EACH_DTYPE(test_options),
+      EACH_DTYPE(test_mx_weights),      EACH_DTYPE(test_scaled_weights),  EACH_DTYPE(test_rounded),
+      EACH_DTYPE(test_grouped),         cmocka_unit_test(test_conversions), cmocka_unit_test(test_quantize),
+      cmocka_unit_test(test_layouts),   cmocka_unit_test(test_losses),    cmocka_unit_test(test_others),
+      cmocka_unit_test(test_limit)};
+  painted_open(&caller), painted_open(&worker);
+  return cmocka_run_group_tests_name("stack", tests, NULL, NULL);
+}
