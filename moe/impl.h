@@ -43,7 +43,8 @@ MOE_EXACT_BEGIN
 #if MOE_X86 /* where it only stands in for what a processor lacks */
 MOE_QUICK_BEGIN
 #endif
-#include "simd/scalar.h"
+#include "simd/core_scalar.h"
+#include "simd/quant_scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
 #define MOE_MATH MOE_FN
@@ -57,7 +58,8 @@ MOE_QUICK_END
 #if MOE_X86
 
 MOE_TARGET_BEGIN("avx2,fma,f16c")
-#include "simd/avx2.h"
+#include "simd/core_avx2.h"
+#include "simd/quant_avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
 #define MOE_MATH MOE_INLINE
@@ -67,7 +69,8 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 MOE_TARGET_END
 
 MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
-#include "simd/avx512.h"
+#include "simd/core_avx512.h"
+#include "simd/quant_avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
 #define MOE_MATH MOE_INLINE
@@ -77,7 +80,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 MOE_TARGET_END
 
 MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
-#include "simd/avx512bf16.h"
+#include "simd/core_avx512bf16.h"
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
 #include "gemm/ukernel_bf16.inl"

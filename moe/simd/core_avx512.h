@@ -1,6 +1,6 @@
-/* The vocabulary (see scalar.h) for AVX-512 F, BW, VL, DQ: vectors of sixteen. */
-#ifndef MOE_SIMD_AVX512_H
-#define MOE_SIMD_AVX512_H
+/* The core vocabulary (see core_scalar.h) for AVX-512 F, BW, VL, DQ: vectors of sixteen. */
+#ifndef MOE_SIMD_CORE_AVX512_H
+#define MOE_SIMD_CORE_AVX512_H
 
 enum { MOE_W_avx512 = 16 };
 typedef __m512 moe_f_avx512;
@@ -21,7 +21,6 @@ MOE_INLINE __m512 moe_mul_avx512(__m512 a, __m512 b) {
 MOE_INLINE __m512 moe_div_avx512(__m512 a, __m512 b) { return a / b; }
 MOE_INLINE __m512 moe_fma_avx512(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 MOE_INLINE __m512 moe_fma_onto_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
-MOE_INLINE __m512 moe_fma_exact_avx512(__m512 a, __m512 b, __m512 c) { return moe_fma_avx512(a, b, c); }
 MOE_INLINE __m512 moe_scalef_avx512(__m512 a, __m512 n) { return _mm512_scalef_ps(a, n); }
 MOE_INLINE __m512 moe_sqrt_avx512(__m512 a) { return _mm512_sqrt_ps(a); }
 MOE_INLINE __mmask16 moe_lt_avx512(__m512 a, __m512 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -38,22 +37,11 @@ MOE_INLINE __m512i moe_srav_avx512(__m512i a, __m512i n) { return _mm512_srav_ep
 MOE_INLINE __m512i moe_sllv_avx512(__m512i a, __m512i n) { return _mm512_sllv_epi32(a, n); }
 MOE_INLINE __m512i moe_srlv_avx512(__m512i a, __m512i n) { return _mm512_srlv_epi32(a, n); }
 MOE_INLINE __m512i moe_mux_avx512(__m512i m, __m512i a, __m512i b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
-MOE_INLINE __m512i moe_min2x16_avx512(__m512i a, __m512i b) { return _mm512_min_epu16(a, b); }
-MOE_INLINE __m512i moe_max2x16_avx512(__m512i a, __m512i b) { return _mm512_max_epu16(a, b); }
-MOE_INLINE __m512i moe_sub2x16_avx512(__m512i a, __m512i b) { return _mm512_sub_epi16(a, b); }
-MOE_INLINE __m512i moe_lt2x16_avx512(__m512i a, __m512i b) { return _mm512_movm_epi16(_mm512_cmplt_epi16_mask(a, b)); }
-MOE_INLINE __m512i moe_subs2x16_avx512(__m512i a, __m512i b) { return _mm512_subs_epu16(a, b); }
-MOE_INLINE __m512i moe_srl2x16_avx512(__m512i a, int n) { return _mm512_srl_epi16(a, _mm_cvtsi32_si128(n)); }
-MOE_INLINE __m512i moe_lookup2x16_avx512(const uint8_t *table, __m512i entry) {
-  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
-  return _mm512_shuffle_epi8(bytes, entry);
-}
 MOE_INLINE __mmask16 moe_lti_avx512(__m512i a, __m512i b) { return _mm512_cmpgt_epi32_mask(b, a); }
 MOE_INLINE __m512i moe_selecti_avx512(__mmask16 m, __m512i a, __m512i b) { return _mm512_mask_blend_epi32(m, b, a); }
 MOE_INLINE __m512i moe_maxi_avx512(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
 
 MOE_INLINE uint32_t moe_topi_avx512(__m512i a) { return _mm512_reduce_max_epu32(a); }
-MOE_INLINE int moe_anyi_avx512(__m512i a) { return _mm512_test_epi32_mask(a, a) != 0; }
 MOE_INLINE __m512 moe_canon_avx512(__m512 x) {
   __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
   __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
@@ -68,16 +56,12 @@ MOE_INLINE __m512 moe_loadn_avx512(const void *p, int64_t n) { return _mm512_mas
 MOE_INLINE void moe_store_avx512(void *p, __m512 x) { _mm512_storeu_ps(p, x); }
 MOE_INLINE void moe_storen_avx512(void *p, __m512 x, int64_t n) { _mm512_mask_storeu_ps(p, moe_first_avx512(n), x); }
 MOE_INLINE __m512i moe_loadi_avx512(const void *p) { return _mm512_loadu_si512(p); }
-MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
-  const __m256i low = moe_gather_avx2(p, stride), high = moe_gather_avx2(p + 8 * stride, stride);
-  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-}
 MOE_INLINE void moe_storei_avx512(void *p, __m512i x) { _mm512_storeu_si512(p, x); }
-/* Bytes [from, to), even numbers, of a line. */
+/* Stores bytes [from, to) of a line, even numbers. */
 MOE_INLINE void moe_storei_part_avx512(void *line, __m512i x, int64_t from, int64_t to) {
   _mm512_mask_storeu_epi16(line, (__mmask32)(((uint64_t)1 << to / 2) - ((uint64_t)1 << from / 2)), x);
 }
-/* The last `bytes` of what is before, an even number below 64, and then as many of x as fit. */
+/* The last `bytes` bytes of `before`, an even number below 64, followed by the first ones of x. */
 MOE_INLINE __m512i moe_shift_in_avx512(__m512i before, __m512i x, int64_t bytes) {
   const __m512i order = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
                                          11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -92,52 +76,6 @@ MOE_INLINE __m512i moe_loadu16_avx512(const void *p) { return _mm512_cvtepu16_ep
 MOE_INLINE __m512i moe_loadu16n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu16_epi32(moe_load16n_avx512(p, n));
 }
-
-MOE_INLINE __m512i moe_loadu8_avx512(const void *p) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-}
-MOE_INLINE __m512i moe_loadu8n_avx512(const void *p, int64_t n) {
-  return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(moe_first_avx512(n), p));
-}
-MOE_INLINE void moe_store8_avx512(void *p, __m512i x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x)); }
-MOE_INLINE void moe_store8n_avx512(void *p, __m512i x, int64_t n) {
-  _mm_mask_storeu_epi8(p, moe_first_avx512(n), _mm512_cvtepi32_epi8(x));
-}
-
-MOE_INLINE __m512i moe_load2x16_avx512(const void *p) { return moe_loadi_avx512(p); }
-MOE_INLINE void moe_store2x16_avx512(void *p, __m512i x) { moe_storei_avx512(p, x); }
-MOE_INLINE void moe_store32x8_avx512(void *p, const __m512i *x, const __m512i *signs) {
-  const __m512i both = moe_mux_avx512(_mm512_set1_epi16(0x80), _mm512_srli_epi16(*signs, 8), *x);
-  _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi16_epi8(both));
-}
-MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *signs) {
-  const __m512i both = moe_mux_avx512(_mm512_set1_epi16(8), _mm512_srli_epi16(*signs, 12), *x);
-  const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
-  _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
-}
-MOE_INLINE void moe_lookup32x4_avx512(void *p, const void *entries, const uint16_t *table) {
-  const __m512i two = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)entries));
-  const __m512i entry =
-      _mm512_and_si512(_mm512_or_si512(two, _mm512_slli_epi32(two, 12)), _mm512_set1_epi32(0x000f000f));
-  const __m256i words = _mm256_loadu_si256((const __m256i *)table);
-  moe_storei_avx512(p, _mm512_permutexvar_epi16(entry, _mm512_castsi256_si512(words)));
-}
-MOE_INLINE __m512i moe_load2x8_avx512(const void *p) {
-  return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
-}
-
-/* A byte in a lane of 64 bits: moved up by 28, its upper half lies in the lane's second word. */
-MOE_INLINE __m512i moe_loadu4n_avx512(const void *p, int64_t at, int64_t n) {
-  __m128i packed = _mm_maskz_loadu_epi8(moe_first_avx512((n + 1) / 2), (const char *)p + at / 2);
-  __m512i bytes = _mm512_cvtepu8_epi64(packed);
-  return _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), _mm512_set1_epi32(15));
-}
-MOE_INLINE void moe_store4n_avx512(void *p, int64_t at, __m512i x, int64_t n) {
-  __m128i bytes = _mm512_cvtepi64_epi8(_mm512_or_si512(x, _mm512_srli_epi64(x, 28)));
-  _mm_mask_storeu_epi8((char *)p + at / 2, moe_first_avx512((n + 1) / 2), bytes);
-}
-MOE_INLINE __m512i moe_loadu4_avx512(const void *p, int64_t at) { return moe_loadu4n_avx512(p, at, 16); }
-MOE_INLINE void moe_store4_avx512(void *p, int64_t at, __m512i x) { moe_store4n_avx512(p, at, x, 16); }
 
 /* ------------------------------------------------------------------------------------------------------ conversions */
 
@@ -155,17 +93,6 @@ MOE_INLINE __m256i moe_bf16_encode_avx512(__m512 x) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(moe_bf16_round_avx512(moe_canon_avx512(x)), 16));
 }
 
-MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
-  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                      -3.0f, -4.0f, -6.0f);
-  return _mm512_permutexvar_ps(codes, value);
-}
-
-MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
-  MOE_UNROLL
-  for (int i = 0; i < 16; i++) x[i] = moe_e2m1_avx512(_mm512_srli_epi32(words[i % 4], (unsigned)(at + i / 4 * 4)));
-}
-
 /* Masked, because gcc's plain form is a macro with a sign conversion at -O0. */
 MOE_INLINE __m256i moe_fp16_round_avx512(__m512 x) {
   return _mm512_maskz_cvtps_ph((__mmask16)0xffff, x, _MM_FROUND_TO_NEAREST_INT);
@@ -180,7 +107,7 @@ MOE_INLINE __m512 moe_loadn_bf16_avx512(const void *p, int64_t n) {
 }
 MOE_INLINE __m512 moe_load_fp16_avx512(const void *p) {
   __m512 x = _mm512_cvtph_ps(moe_load16_avx512(p));
-  MOE_OPAQUE(x); /* clang 14 would keep halves instead, and load them one by one */
+  MOE_OPAQUE(x); /* clang 14 would keep 16-bit elements instead, and load them one by one */
   return x;
 }
 MOE_INLINE __m512 moe_loadn_fp16_avx512(const void *p, int64_t n) { return _mm512_cvtph_ps(moe_load16n_avx512(p, n)); }
@@ -196,7 +123,7 @@ MOE_INLINE __m512i moe_round2_avx512(__m512 a, __m512 b) {
   return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), order);
 }
 MOE_INLINE void moe_store_uppers_avx512(void *p, __m512 a, __m512 b) {
-  const __mmask16 nan_a = _mm512_fpclass_ps_mask(a, 0x81), nan_b = _mm512_fpclass_ps_mask(b, 0x81); /* of both kinds */
+  const __mmask16 nan_a = _mm512_fpclass_ps_mask(a, 0x81), nan_b = _mm512_fpclass_ps_mask(b, 0x81); /* NaN */
   if (!_mm512_kortestz(nan_a, nan_b)) {
     a = moe_canon_avx512(a);
     b = moe_canon_avx512(b);
@@ -213,64 +140,9 @@ MOE_INLINE void moe_storen_fp16_avx512(void *p, __m512 x, int64_t n) {
   _mm256_mask_storeu_epi16(p, moe_first_avx512(n), moe_fp16_encode_avx512(x));
 }
 
-MOE_INLINE __m512i moe_split_avx512(__m512 a, __m512 b, __m512 *even, __m512 *odd) {
-  const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  *even = _mm512_permutex2var_ps(a, first, b);
-  *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
-  return moe_mux_avx512(_mm512_set1_epi32(0xffff), _mm512_srli_epi32(_mm512_castps_si512(*even), 16),
-                        _mm512_castps_si512(*odd));
-}
-MOE_INLINE __m512i moe_load2_f32_avx512(const void *p, __m512 *even, __m512 *odd) {
-  return moe_split_avx512(moe_load_avx512(p), moe_load_avx512((const float *)p + 16), even, odd);
-}
-MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *odd) {
-  const __m512i both = moe_loadi_avx512(p);
-  *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-  *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
-  return both;
-}
-MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
-  return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
-}
-
-MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i e = _mm512_or_si512(_mm512_castps_si512(even), _mm512_slli_epi32(signs, 16));
-  const __m512i o = _mm512_or_si512(_mm512_castps_si512(odd), _mm512_slli_epi32(_mm512_srli_epi32(signs, 31), 31));
-  moe_storei_avx512(p, _mm512_permutex2var_epi32(e, first, o));
-  moe_storei_avx512((float *)p + 16, _mm512_permutex2var_epi32(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o));
-}
-MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i low = _mm512_srli_epi32(moe_bf16_round_avx512(even), 16);
-  const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, moe_bf16_round_avx512(odd));
-  moe_storei_avx512(p, _mm512_or_si512(both, signs));
-}
-MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));
-  const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(moe_fp16_encode_avx512(odd)), 16);
-  moe_storei_avx512(p, _mm512_or_si512(_mm512_or_si512(low, high), signs));
-}
-
-/* Every step puts the halves of two vectors' blocks above each other, which halves both. */
-MOE_INLINE __m512i moe_largest2x16_avx512(__m512i v[16]) {
-  const __m512i other = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
-  MOE_UNROLL
-  for (int i = 0; i < 8; i++)
-    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xf0, v[i], v[i + 8]), _mm512_shuffle_i64x2(v[i], v[i + 8], 0x4e));
-  MOE_UNROLL
-  for (int i = 0; i < 4; i++)
-    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xcc, v[i], v[i + 4]),
-                            _mm512_permutex2var_epi64(v[i], other, v[i + 4]));
-  MOE_UNROLL
-  for (int i = 0; i < 2; i++)
-    v[i] = _mm512_max_epu16(_mm512_mask_blend_epi64(0xaa, v[i], v[i + 2]), _mm512_alignr_epi8(v[i + 2], v[i], 8));
-  return _mm512_max_epu16(_mm512_mask_blend_epi32(0xaaaa, v[0], v[1]),
-                          _mm512_shuffle_epi32(_mm512_mask_blend_epi32(0xaaaa, v[1], v[0]), _MM_PERM_CDAB));
-}
-
 MOE_INLINE void moe_load_columns_avx512(const void *p, int64_t stride, __m512i v[16]) {
   const char *row = (const char *)p;
-  __m512i half[16]; /* half[8b+4h+r]: words 8b..8b+7 of row 8h+r and of row 8h+r+4: loads put them there */
+  __m512i half[16]; /* half[8b+4h+r]: words 8b..8b+7 of rows 8h+r and 8h+r+4, placed by loads */
   MOE_UNROLL
   for (int r = 0; r < 8; r++, row += r == 4 ? 5 * stride : stride) {
     MOE_OPAQUE_POINTER(row);
