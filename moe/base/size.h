@@ -21,7 +21,9 @@ MOE_INLINE int64_t moe_min_(int64_t a, int64_t b) { return a < b ? a : b; }
 MOE_INLINE int64_t moe_max_(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* The largest of the equal parts, each at most `most`, that n is divided into. */
-MOE_INLINE int64_t moe_part_(int64_t n, int64_t most) { return n > 0 ? moe_ceil_div_(n, moe_ceil_div_(n, most)) : 0; }
+MOE_INLINE int64_t moe_equal_part_(int64_t n, int64_t most) {
+  return n > 0 ? moe_ceil_div_(n, moe_ceil_div_(n, most)) : 0;
+}
 
 MOE_INLINE int64_t moe_dtype_bytes_(moe_dtype dtype) { return (int64_t)moe_dtype_size(dtype); }
 

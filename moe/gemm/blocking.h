@@ -89,7 +89,7 @@ MOE_FN int64_t moe_kc_max_(const moe_blocking_ *blocking, moe_panel_kind_ kind, 
    moves nor what is stored meanwhile. */
 MOE_FN int64_t moe_kc_(const moe_blocking_ *blocking, moe_panel_kind_ kind, int64_t rows, int64_t k) {
   const int64_t most = moe_kc_max_(blocking, kind, rows);
-  return moe_min_(most, moe_ceil_div_(moe_part_(moe_max_(1, k), most), MOE_KC_MULTIPLE) * MOE_KC_MULTIPLE);
+  return moe_min_(most, moe_ceil_div_(moe_equal_part_(moe_max_(1, k), most), MOE_KC_MULTIPLE) * MOE_KC_MULTIPLE);
 }
 
 #endif

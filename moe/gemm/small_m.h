@@ -102,7 +102,7 @@ MOE_FN void moe_small_m_all_rows_(const moe_gemm_ *g) {
 /* Elements of each column at a time: kc blocks that long, as equally many as can be. */
 MOE_FN int64_t moe_small_m_columns_k_(const moe_b_ *b, int64_t kc) {
   const int64_t most = MOE_SMALL_M_COLUMN_BYTES / (kc * moe_dtype_bytes_(b->dtype));
-  return moe_min_(b->k, kc * moe_part_(moe_ceil_div_(b->k, kc), moe_max_(1, most)));
+  return moe_min_(b->k, kc * moe_equal_part_(moe_ceil_div_(b->k, kc), moe_max_(1, most)));
 }
 
 /* What is prefetched while k elements from `from` on of the columns before column j are multiplied: those of the next

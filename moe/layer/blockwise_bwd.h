@@ -10,8 +10,8 @@ typedef struct moe_backward_ {
   const char *x, *output_grad;           /* as given or decoded */
   char *decoded_x, *decoded_output_grad; /* decoded, or NULL */
   char *rounded_x, *rounded_output_grad; /* rounded to MX, or NULL */
-  char *am;                              /* of so many rows of a panel: see moe_down_grad_next_ */
-  int64_t am_rows;
+  char *down_x;                          /* of so many rows of a panel: see moe_down_grad_next_ */
+  int64_t down_x_rows;
   char *pre, *scaled, *rounded; /* rounded: pre to MX, or NULL */
   float *dot;                   /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
 } moe_backward_;
@@ -91,14 +91,14 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   moe_backward_ *backward = (moe_backward_ *)state;
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  const int64_t rows = moe_plan_most_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
+  const int64_t rows = moe_plan_rows_max_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
   const int64_t checkpoint = moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), call->checkpoint_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
   const int recompute = !backward->args->gate_up_proj_act_checkpoint_T;
   backward->recomputed = recompute ? moe_take_(arena, checkpoint) : NULL;
-  backward->am_rows = moe_down_grad_am_rows_(call, rows, workers);
-  backward->am = (char *)moe_take_(arena, moe_mul3_(backward->am_rows, MOE_NR, call->inner_size));
+  backward->down_x_rows = moe_down_grad_x_rows_(call, rows, workers);
+  backward->down_x = (char *)moe_take_(arena, moe_mul3_(backward->down_x_rows, MOE_NR, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
   backward->rounded = call->round_gradients.enabled ? (char *)moe_take_(arena, pre) : NULL;
@@ -132,8 +132,8 @@ MOE_FN void moe_backward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b
   moe_weights_gate_up_transposed_(stage->call, expert, b);
 }
 
-MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
-                              float *sum) {
+MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
+                              float *c, float *sum) {
   const moe_backward_ *backward = (const moe_backward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
@@ -163,14 +163,14 @@ MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_d
   const moe_blockwise_layer *l = &call->layer;
   memset(stage, 0, sizeof *stage);
   stage->group = &from->group;
-  stage->x_panelled = from->am;
+  stage->x_panels = from->down_x;
   stage->x_dtype = call->inner_dtype;
   moe_backward_round_(call, &stage->x_round, &stage->y_round);
   stage->y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
   stage->y_dtype = call->dtype;
   stage->m = l->I;
-  stage->m_from = from->am.panel * MOE_NR;
-  stage->m_to = moe_min_(l->I, stage->m_from + from->am.panels * MOE_NR);
+  stage->m_from = from->down_x.panel * MOE_NR;
+  stage->m_to = moe_min_(l->I, stage->m_from + from->down_x.panels * MOE_NR);
   stage->n = l->H;
   stage->output = (char *)backward->args->down_proj_weight_grad;
   stage->dtype = backward->weight_grad_dtype;
@@ -207,8 +207,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   down_grad->bias_grad = (char *)args->gate_and_up_proj_bias_grad;
   down_grad->bias_dtype = backward->weight_grad_dtype;
   down_grad->accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
-  down_grad->am_rows = backward->am_rows;
-  moe_down_grad_start_(down_grad, args->down_proj_weight_grad ? backward->am : NULL);
+  down_grad->down_x_rows = backward->down_x_rows;
+  moe_down_grad_start_(down_grad, args->down_proj_weight_grad ? backward->down_x : NULL);
   while (moe_down_grad_more_(down_grad)) {
     moe_down_grad_next_(down_grad);
     moe_expert_stage_ stage;

@@ -130,15 +130,15 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
 
 /* Up to so many rows per expert at work, the down projection is a stage apart, which reads each expert's weights once.
    Blocks are mostly padding then: there is memory for it where they hold so many slots per expert. */
-enum { MOE_ROWS_APART_ = 16, MOE_SLOTS_APART_ = 256 };
+enum { MOE_DOWN_STAGE_ROWS_ = 16, MOE_DOWN_STAGE_SLOTS_ = 256 };
 
 MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_forward_ *forward = (moe_forward_ *)state;
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
-  const int64_t rows = moe_plan_most_(l), apart = moe_min_(rows, moe_mul_(l->E, MOE_ROWS_APART_));
-  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_SLOTS_APART_) <= l->E;
+  const int64_t rows = moe_plan_rows_max_(l), apart = moe_min_(rows, moe_mul_(l->E, MOE_DOWN_STAGE_ROWS_));
+  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_DOWN_STAGE_SLOTS_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
@@ -153,7 +153,7 @@ MOE_FN void moe_forward_down_b_(const void *arg, int64_t expert, moe_b_ *b) {
   moe_weights_down_(&((const moe_forward_ *)arg)->call, expert, b);
 }
 
-MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_forward_ *forward = (const moe_forward_ *)arg;
   const int64_t H = forward->call.layer.H;
   for (int64_t i = 0; i < p->rows; i++)
@@ -176,8 +176,8 @@ MOE_FN void moe_forward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b)
   moe_forward_down_b_(stage->user, expert, b);
 }
 
-MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
-                             float *sum) {
+MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
+                             float *c, float *sum) {
   const moe_forward_ *forward = (const moe_forward_ *)stage->user;
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
@@ -203,7 +203,7 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_summands_ *sum
 }
 
 /* The rows of a device-shaped output that are not a token's sum. */
-MOE_FN void moe_forward_blank_rows_(const moe_forward_ *forward) {
+MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args),
                 bytes = args->layer.H * forward->call.size;
@@ -243,14 +243,14 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
   call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
-  if (call->plan.rows > MOE_ROWS_APART_ * moe_group_used_(&call->group)) forward->down = NULL;
+  if (call->plan.rows > MOE_DOWN_STAGE_ROWS_ * moe_group_experts_(&call->group)) forward->down = NULL;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
-  moe_blank_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
+  moe_checkpoint_zero_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage, down_stage;
   moe_gate_up_stage_(&gate_up, &gate_up_stage);
   moe_forward_down_stage_(forward, &down_stage);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {blank.gate_up || blank.down ? l->N : 0, moe_blank_item_, &blank, NULL}};
+                             {blank.gate_up || blank.down ? l->N : 0, moe_checkpoint_zero_item_, &blank, NULL}};
   const moe_work_ apart = moe_expert_stage_work_(&down_stage);
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);
@@ -268,7 +268,7 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   down.user = forward;
   const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);
-  moe_forward_blank_rows_(forward);
+  moe_forward_zero_rows_(forward);
   return MOE_OK;
 }
 

@@ -58,14 +58,14 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
   prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
 }
 
-typedef struct moe_blank_ {
+typedef struct moe_checkpoint_zero_ {
   const moe_blockwise_ *call;
   char *gate_up, *down; /* either may be NULL */
-} moe_blank_;
+} moe_checkpoint_zero_;
 
 /* Work item: block b's slots that are no rows become zero. */
-MOE_FN void moe_blank_item_(void *arg, int64_t b, moe_worker_ *worker) {
-  const moe_blank_ *blank = (const moe_blank_ *)arg;
+MOE_FN void moe_checkpoint_zero_item_(void *arg, int64_t b, moe_worker_ *worker) {
+  const moe_checkpoint_zero_ *blank = (const moe_checkpoint_zero_ *)arg;
   const moe_blockwise_ *call = blank->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->checkpoint_size;

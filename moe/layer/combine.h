@@ -6,12 +6,12 @@
 #define MOE_LAYER_COMBINE_H
 
 /* Rows of one expert on their way into sums. */
-typedef struct moe_summands_ {
+typedef struct moe_combine_rows_ {
   int64_t expert, rows;
   const int32_t *row;
   int32_t token[MOE_MC]; /* of the chunk: whose sum */
   float affinity[MOE_MC];
-} moe_summands_;
+} moe_combine_rows_;
 
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
@@ -21,7 +21,7 @@ typedef struct moe_combine_ {
   int64_t k;       /* how many do */
   void (*b)(const struct moe_combine_ *stage, int64_t expert, moe_b_ *b); /* all panels of an expert */
   /* Adds the summands' products c, 64 apart, to their sums; may change c. h0, n: which columns. */
-  void (*add)(const struct moe_combine_ *stage, const moe_summands_ *summands, int64_t h0, int64_t n, float *c,
+  void (*add)(const struct moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n, float *c,
               float *sum);
   char *output; /* row t at output + t*stride, or NULL: only add's side effects are wanted */
   int64_t stride;
@@ -32,20 +32,20 @@ typedef struct moe_combine_ {
 /* Outputs that a worker sums up at a time, those of a chunk of tokens and of some panels, and products of as many panels,
    at most: the more panels, the less often rows are gathered. Fewer for binary32 products, beside which that takes
    little time. */
-enum { MOE_COMBINE_PAIRS_ = 3 << 18, MOE_COMBINE_F32_ = 5 << 16 };
+enum { MOE_COMBINE_FLOATS_BF16_ = 3 << 18, MOE_COMBINE_FLOATS_F32_ = 5 << 16 };
 
 MOE_FN int64_t moe_combine_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.H, MOE_NR); }
 
 /* Floats of a panel's sums and products: few tokens seldom have more rows of an expert. */
-MOE_FN int64_t moe_combine_panel_(const moe_blockwise_ *call) {
+MOE_FN int64_t moe_combine_panel_floats_(const moe_blockwise_ *call) {
   const int64_t tokens = call->plan.chunk_rows;
   return tokens * MOE_NR + MOE_C_FLOATS_(moe_min_(tokens, MOE_MC));
 }
 
 /* Into how many items a chunk's panels divide: as many for every worker, if it can be. */
 MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t workers) {
-  const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_F32_ : MOE_COMBINE_PAIRS_;
-  const int64_t fit = moe_max_(1, floats / moe_combine_panel_(call));
+  const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_FLOATS_F32_ : MOE_COMBINE_FLOATS_BF16_;
+  const int64_t fit = moe_max_(1, floats / moe_combine_panel_floats_(call));
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
   int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(workers, chunks, panels, fit));
   while (parts < panels && chunks * parts % workers != 0) parts++;
@@ -53,14 +53,14 @@ MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t workers) {
 }
 
 /* The panels of an item, at most; floats of their sums; and of these and products of as many panels. */
-MOE_FN int64_t moe_combine_most_(const moe_blockwise_ *call, int64_t workers) {
+MOE_FN int64_t moe_combine_item_panels_(const moe_blockwise_ *call, int64_t workers) {
   return moe_ceil_div_(moe_combine_panels_(call), moe_combine_parts_(call, workers));
 }
-MOE_FN int64_t moe_combine_sums_(const moe_blockwise_ *call, int64_t workers) {
-  return moe_combine_most_(call, workers) * call->plan.chunk_rows * MOE_NR;
+MOE_FN int64_t moe_combine_sum_floats_(const moe_blockwise_ *call, int64_t workers) {
+  return moe_combine_item_panels_(call, workers) * call->plan.chunk_rows * MOE_NR;
 }
 MOE_FN int64_t moe_combine_floats_(const moe_blockwise_ *call, int64_t workers) {
-  return moe_combine_most_(call, workers) * moe_combine_panel_(call);
+  return moe_combine_item_panels_(call, workers) * moe_combine_panel_floats_(call);
 }
 
 MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
@@ -68,16 +68,16 @@ MOE_FN int64_t moe_combine_items_(const moe_blockwise_ *call) {
 }
 
 /* The chunk of tokens and the panels of an item. */
-typedef struct moe_patch_ {
+typedef struct moe_chunk_item_ {
   int64_t chunk, panel, panels;
-} moe_patch_;
+} moe_chunk_item_;
 
 /* Parts are as equal as can be, and the last ones narrower, so that workers end together. */
-MOE_FN moe_patch_ moe_combine_patch_(const moe_blockwise_ *call, int64_t item) {
+MOE_FN moe_chunk_item_ moe_combine_split_item_(const moe_blockwise_ *call, int64_t item) {
   const int64_t parts = moe_combine_parts_(call, call->group.workers), panels = moe_combine_panels_(call);
   const int64_t part = item / call->plan.chunks, wide = panels % parts;
-  const moe_patch_ patch = {item % call->plan.chunks, part * (panels / parts) + moe_min_(part, wide),
-                            panels / parts + (part < wide)};
+  const moe_chunk_item_ patch = {item % call->plan.chunks, part * (panels / parts) + moe_min_(part, wide),
+                                 panels / parts + (part < wide)};
   return patch;
 }
 
@@ -95,7 +95,7 @@ MOE_FN void moe_combine_b_(const moe_combine_ *stage, int64_t at, moe_b_ *b) {
 }
 
 /* What the run at order[at], before `end`, reads first. */
-MOE_FN void moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch,
+MOE_FN void moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_chunk_item_ *patch,
                                    moe_prefetch_ *prefetch) {
   const int64_t rows = moe_combine_run_end_(&stage->call->plan, at, end) - at;
   moe_b_ b;
@@ -106,14 +106,14 @@ MOE_FN void moe_combine_run_reads_(const moe_combine_ *stage, int64_t at, int64_
 
 MOE_FN void moe_combine_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
-  const moe_patch_ patch = moe_combine_patch_(stage->call, item);
+  const moe_chunk_item_ patch = moe_combine_split_item_(stage->call, item);
   const int64_t *first = stage->call->plan.chunk_first + patch.chunk;
   if (first[0] < first[1]) moe_combine_run_reads_(stage, first[0], first[1], &patch, prefetch);
 }
 
 /* Rows order[at, at+rows), of one run, of a chunk. */
-MOE_FN void moe_combine_summands_(const moe_combine_ *stage, int64_t chunk, int64_t at, int64_t rows,
-                                  moe_summands_ *summands) {
+MOE_FN void moe_combine_rows_at_(const moe_combine_ *stage, int64_t chunk, int64_t at, int64_t rows,
+                                 moe_combine_rows_ *summands) {
   const moe_plan_ *plan = &stage->call->plan;
   summands->expert = plan->run_expert[plan->run[plan->order[at]]];
   summands->rows = rows;
@@ -127,8 +127,8 @@ MOE_FN void moe_combine_summands_(const moe_combine_ *stage, int64_t chunk, int6
 /* Their products with panels from `panel` on, on their way into the worker's sums. */
 typedef struct moe_combine_product_ {
   const moe_combine_ *stage;
-  const moe_patch_ *patch;
-  const moe_summands_ *summands;
+  const moe_chunk_item_ *patch;
+  const moe_combine_rows_ *summands;
   int64_t panel;
   float *sum;
 } moe_combine_product_;
@@ -142,8 +142,8 @@ MOE_FN void moe_combine_epilogue_(void *arg, int64_t p, float *c) {
 }
 
 /* Products that are there already: `count` panels of them leave by way of c. */
-MOE_FN void moe_combine_take_(moe_combine_product_ *product, float *c, int64_t count) {
-  const moe_summands_ *summands = product->summands;
+MOE_FN void moe_combine_add_stored_(moe_combine_product_ *product, float *c, int64_t count) {
+  const moe_combine_rows_ *summands = product->summands;
   const int64_t H = product->stage->call->layer.H;
   for (int64_t p = 0; p < count; p++) {
     const int64_t h0 = (product->panel + p) * MOE_NR, n = moe_min_(MOE_NR, H - h0);
@@ -156,7 +156,7 @@ MOE_FN void moe_combine_take_(moe_combine_product_ *product, float *c, int64_t c
 enum { MOE_COMBINE_PREFETCH_ROWS_ = 4 }; /* rows whose products, if they are there already, are fetched ahead */
 
 /* Other cores' caches hold most of them: the patch's, of rows order[at, end), are fetched. Returns end. */
-MOE_FN int64_t moe_combine_prefetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_patch_ *patch) {
+MOE_FN int64_t moe_combine_prefetch_(const moe_combine_ *stage, int64_t at, int64_t end, const moe_chunk_item_ *patch) {
   for (; at < end && stage->products; at++) {
     const float *row = stage->products + stage->call->plan.order[at] * stage->call->layer.H;
     for (int64_t p = 0; p < patch->panels * MOE_NR; p += 64 / (int64_t)sizeof *row)
@@ -167,7 +167,7 @@ MOE_FN int64_t moe_combine_prefetch_(const moe_combine_ *stage, int64_t at, int6
 
 /* One run's rows [at,end) of order, added into the worker's sums. */
 MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, int64_t at, int64_t end,
-                             const moe_patch_ *patch, const moe_prefetch_ *next) {
+                             const moe_chunk_item_ *patch, const moe_prefetch_ *next) {
   const moe_blockwise_ *call = stage->call;
   const moe_rows_ rows = {stage->a.base, stage->a.stride, call->plan.order};
   const int64_t step = moe_rows_at_once_(end - at), last = patch->panel + patch->panels;
@@ -175,17 +175,17 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   moe_combine_b_(stage, at, &b);
   for (; at < end; at += step) {
     moe_a_ a;
-    moe_summands_ summands;
+    moe_combine_rows_ summands;
     moe_scratch_a_(&call->group, scratch, &rows, at, moe_min_(step, end - at), call->inner_dtype, stage->from, stage->k,
                    &a);
-    moe_combine_summands_(stage, patch->chunk, at, a.rows, &summands);
+    moe_combine_rows_at_(stage, patch->chunk, at, a.rows, &summands);
     for (int64_t panel = patch->panel, count; panel < last; panel += count) {
       moe_combine_product_ product = {stage, patch, &summands, panel, scratch->sum};
       moe_epilogue_ epilogue;
       moe_epilogue_init_(&epilogue, moe_combine_epilogue_, &product);
       count = moe_min_(moe_panels_at_once_(scratch->products, a.rows), last - panel);
       if (stage->products)
-        moe_combine_take_(&product, scratch->c, count);
+        moe_combine_add_stored_(&product, scratch->c, count);
       else
         moe_group_multiply_(&call->group, scratch, &a, &b, panel, count, panel + count == last ? next : NULL,
                             &epilogue);
@@ -198,8 +198,8 @@ MOE_FN void moe_combine_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_blockwise_ *call = stage->call;
   const moe_plan_ *plan = &call->plan;
   moe_scratch_ scratch;
-  moe_scratch_at_(&call->group, worker, stage, moe_combine_sums_(call, call->group.workers), &scratch);
-  const moe_patch_ patch = moe_combine_patch_(call, item);
+  moe_scratch_at_(&call->group, worker, stage, moe_combine_sum_floats_(call, call->group.workers), &scratch);
+  const moe_chunk_item_ patch = moe_combine_split_item_(call, item);
   const int64_t t0 = patch.chunk * plan->chunk_rows, tokens = moe_min_(plan->chunk_rows, call->layer.T - t0),
                 end = plan->chunk_first[patch.chunk + 1];
   for (int64_t p = 0; p < patch.panels; p++)

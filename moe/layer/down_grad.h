@@ -6,12 +6,12 @@
 
 typedef struct moe_down_grad_ {
   const moe_blockwise_ *call;
-  moe_group_ group;        /* those of the call's experts that are next; where it is one, maybe only am's panels */
+  moe_group_ group;        /* those of the call's experts that are next; where it is one, maybe only down_x's panels */
   moe_glu_ glu;            /* limits rounded to the checkpoint's type */
   const char *output_grad; /* dY [T,H], as the product takes it */
   const void *checkpoint;  /* [N,2,I,B] */
-  moe_panelled_ am;        /* inner type: a*m, or m where the affinity does not multiply it; without base: unwanted */
-  int64_t am_rows;         /* how many rows of a panel it has room for */
+  moe_panel_major_ down_x; /* inner type: a*m, or m where the affinity does not multiply it; without base: unwanted */
+  int64_t down_x_rows;     /* how many rows of a panel it has room for */
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
@@ -22,59 +22,60 @@ typedef struct moe_down_grad_ {
   int accumulate;
 } moe_down_grad_;
 
-enum { MOE_BIAS_SUMS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
+enum { MOE_BIAS_SUM_FLOATS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_NR); }
 
 /* Floats that an item sums up, at most, and then a square of the gate's columns and one of up's. */
 MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
-  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUMS_ + 2 * MOE_NR * MOE_NR;
+  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUM_FLOATS_ + 2 * MOE_NR * MOE_NR;
 }
 
 /* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
    gives every worker something to do; at the least one panel of all rows, as they may be one expert's. */
-enum { MOE_AM_PARTS_ = 5 };
-#ifndef MOE_AM_LEAST
-#define MOE_AM_LEAST (2 << 20) /* bytes per worker */
+enum { MOE_DOWN_X_PARTS_ = 5 };
+#ifndef MOE_DOWN_X_MIN_BYTES
+#define MOE_DOWN_X_MIN_BYTES (2 << 20) /* bytes per worker */
 #endif
 
-MOE_FN int64_t moe_down_grad_am_rows_(const moe_blockwise_ *call, int64_t rows, int64_t workers) {
+MOE_FN int64_t moe_down_grad_x_rows_(const moe_blockwise_ *call, int64_t rows, int64_t workers) {
   const int64_t all = moe_mul_(rows, moe_down_grad_panels_(call));
-  const int64_t least = moe_max_(rows, workers * MOE_AM_LEAST / (MOE_NR * call->inner_size));
-  return all < 0 ? all : moe_min_(all, moe_max_(least, moe_ceil_div_(all, MOE_AM_PARTS_)));
+  const int64_t least = moe_max_(rows, workers * MOE_DOWN_X_MIN_BYTES / (MOE_NR * call->inner_size));
+  return all < 0 ? all : moe_min_(all, moe_max_(least, moe_ceil_div_(all, MOE_DOWN_X_PARTS_)));
 }
 
 /* Before the first experts. */
-MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *am) {
-  const moe_panelled_ none = {am, 0, moe_down_grad_panels_(stage->call)};
-  stage->am = none;
+MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *down_x) {
+  const moe_panel_major_ none = {down_x, 0, moe_down_grad_panels_(stage->call)};
+  stage->down_x = none;
   stage->group = stage->call->group;
   stage->group.to = 0;
 }
 
 /* Whether there are more experts, or panels. */
 MOE_FN int moe_down_grad_more_(const moe_down_grad_ *stage) {
-  return stage->group.to < stage->group.E || stage->am.panel + stage->am.panels < moe_down_grad_panels_(stage->call);
+  return stage->group.to < stage->group.E ||
+         stage->down_x.panel + stage->down_x.panels < moe_down_grad_panels_(stage->call);
 }
 
-/* On to the next ones, as many as am has room for, or to as many panels of one that it has none for. */
+/* On to the next ones, as many as down_x has room for, or to as many panels of one that it has none for. */
 MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
   moe_group_ *group = &stage->group;
-  moe_panelled_ *am = &stage->am;
-  const int64_t panels = moe_down_grad_panels_(stage->call), end = am->panel + am->panels;
-  am->panel = end < panels ? end : 0;
+  moe_panel_major_ *down_x = &stage->down_x;
+  const int64_t panels = moe_down_grad_panels_(stage->call), end = down_x->panel + down_x->panels;
+  down_x->panel = end < panels ? end : 0;
   group->from = end < panels ? group->from : group->to;
   group->to = group->from + 1;
-  const int64_t fit = stage->am_rows / moe_max_(1, moe_group_all_rows_(group));
-  am->panels = moe_min_(panels - am->panel, am->base ? fit : panels);
-  while (am->panels == panels && group->to < group->E &&
-         (!am->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->am_rows))
+  const int64_t fit = stage->down_x_rows / moe_max_(1, moe_group_all_rows_(group));
+  down_x->panels = moe_min_(panels - down_x->panel, down_x->base ? fit : panels);
+  while (down_x->panels == panels && group->to < group->E &&
+         (!down_x->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->down_x_rows))
     group->to++;
 }
 
 /* Rows of pre or scaled, whose places have been fetched if they are not to leave by non-temporal stores. */
-MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
-                                 const float *x) {
+MOE_FN void moe_down_grad_store_rows_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
+                                      const float *x) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = call->group.kernels;
   if (stage->nt)
@@ -85,13 +86,13 @@ MOE_FN void moe_down_grad_store_(const moe_down_grad_ *stage, char *to, int64_t 
 
 /* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
    to the bias gradient. */
-MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
-                                const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
+MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
+                                      const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = call->group.kernels;
   const int64_t stride = 2 * call->layer.I * call->inner_size;
   const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
-  moe_down_grad_store_(stage, stage->pre + at, stride, glu, grad);
+  moe_down_grad_store_rows_(stage, stage->pre + at, stride, glu, grad);
   if (stage->bias_grad) kernels->vec->add_rows(bias_sum + half * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_NR]; /* whole groups: panels begin at multiples of 32 */
@@ -102,7 +103,7 @@ MOE_FN void moe_down_grad_emit_(const moe_down_grad_ *stage, int64_t row, int64_
   if (!stage->scaled) return;
   for (int64_t i = 0; i < glu->rows; i++)
     kernels->vec->scale_row(grad + i * MOE_NR, call->plan.affinity[row + i], glu->n);
-  moe_down_grad_store_(stage, stage->scaled + at, stride, glu, grad);
+  moe_down_grad_store_rows_(stage, stage->scaled + at, stride, glu, grad);
 }
 
 /* Rows from `row` on, at most 64, of an expert, whose dm is in glu->dm, and whose pre-activations are one run of the
@@ -111,8 +112,9 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int6
                                float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const int64_t size = call->inner_size, stride = call->layer.I * size, panels = moe_down_grad_panels_(call);
-  char *am = stage->am.base ? moe_panelled_at_(&stage->group, &stage->am, expert, row, i0 / MOE_NR, size) : NULL;
-  if (am) moe_prefetch_to_write_(am, MOE_NR * size, NULL, glu->rows, glu->n * size);
+  char *down_x =
+      stage->down_x.base ? moe_panel_major_at_(&stage->group, &stage->down_x, expert, row, i0 / MOE_NR, size) : NULL;
+  if (down_x) moe_prefetch_to_write_(down_x, MOE_NR * size, NULL, glu->rows, glu->n * size);
   if (!stage->nt)
     moe_prefetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
   if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
@@ -120,13 +122,14 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int6
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels->vec->glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_NR] = glu->dot[i];
-  if (am) call->group.kernels->vec->store_rows[call->inner_dtype](am, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
-  if (!stage->glu.skip_gate) moe_down_grad_emit_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
-  moe_down_grad_emit_(stage, row, 1, i0, glu, glu->dup, bias_sum);
+  if (down_x)
+    call->group.kernels->vec->store_rows[call->inner_dtype](down_x, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
+  if (!stage->glu.skip_gate) moe_down_grad_store_part_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
+  moe_down_grad_store_part_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
 /* Products dm, which are used up. */
-MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   float *tiles = p->sum + moe_down_grad_sums_(stage->call) - 2 * MOE_NR * MOE_NR, dot[MOE_NR];
   moe_glu_rows_ glu = {0};
@@ -137,7 +140,8 @@ MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_products_ *p) {
   for (int64_t at = 0; at < p->rows; at += glu.rows) {
     glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
     glu.dm = glu.m = p->c + at * MOE_NR;
-    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_NR, &glu, p->sum + p->within * MOE_BIAS_SUMS_);
+    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_NR, &glu,
+                       p->sum + p->within * MOE_BIAS_SUM_FLOATS_);
   }
 }
 
@@ -154,22 +158,22 @@ MOE_FN void moe_down_grad_b_(const void *arg, int64_t expert, moe_b_ *b) {
   moe_weights_down_transposed_(((const moe_down_grad_ *)arg)->call, expert, b);
 }
 
-MOE_FN void moe_down_grad_begin_(void *arg, moe_span_ span, float *sum) {
+MOE_FN void moe_down_grad_begin_(void *arg, moe_item_ span, float *sum) {
   (void)arg;
-  memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUMS_) * sizeof *sum);
+  memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUM_FLOATS_) * sizeof *sum);
 }
 
-MOE_FN void moe_down_grad_reads_(const void *arg, const moe_products_ *p, moe_prefetch_ *prefetch) {
+MOE_FN void moe_down_grad_reads_(const void *arg, const moe_expert_c_ *p, moe_prefetch_ *prefetch) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_NR, p->n, prefetch);
 }
 
-MOE_FN void moe_down_grad_end_(void *arg, moe_span_ span, float *sum) {
+MOE_FN void moe_down_grad_end_(void *arg, moe_item_ span, float *sum) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   for (int64_t p = 0; p < span.count; p++) {
     const int64_t i0 = (span.first + p) * MOE_NR;
     moe_down_grad_store_bias_(stage, span.expert, i0, moe_min_(MOE_NR, stage->call->layer.I - i0),
-                              sum + p * MOE_BIAS_SUMS_);
+                              sum + p * MOE_BIAS_SUM_FLOATS_);
   }
 }
 
@@ -186,8 +190,8 @@ MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *s
   stage->begin = moe_down_grad_begin_;
   stage->end = moe_down_grad_end_;
   stage->arg = down_grad;
-  moe_expert_stage_start_(stage, down_grad->am.panels, call->layer.H);
-  stage->split.panel = down_grad->am.panel;
+  moe_expert_stage_start_(stage, down_grad->down_x.panels, call->layer.H);
+  stage->split.panel = down_grad->down_x.panel;
 }
 
 #endif

@@ -4,24 +4,24 @@
 #define MOE_LAYER_EXPERT_STAGE_H
 
 /* The products of an expert's rows [first, first+rows) with one of its panels, of n columns of each part. */
-typedef struct moe_products_ {
+typedef struct moe_expert_c_ {
   int64_t expert, first, rows;
   int64_t panel, within, n; /* within: counted from the work item's first */
   float *c, *sum;           /* sum: the item's own, see moe_expert_stage_ */
-} moe_products_;
+} moe_expert_c_;
 
 typedef struct moe_expert_stage_ {
   const moe_group_ *group;
   moe_rows_ a; /* row r of the group */
   moe_dtype a_dtype;
   void (*b)(const void *arg, int64_t expert, moe_b_ *b); /* all panels of an expert */
-  void (*store_panel)(void *arg, const moe_products_ *products);
+  void (*store_panel)(void *arg, const moe_expert_c_ *products);
   /* (optional) What that reads; c is not known */
-  void (*reads)(const void *arg, const moe_products_ *products, moe_prefetch_ *prefetch);
+  void (*reads)(const void *arg, const moe_expert_c_ *products, moe_prefetch_ *prefetch);
   int64_t sums; /* floats that an item keeps in `sum` */
   /* (optional) Before and after all rows of an item. */
-  void (*begin)(void *arg, moe_span_ span, float *sum);
-  void (*end)(void *arg, moe_span_ span, float *sum);
+  void (*begin)(void *arg, moe_item_ span, float *sum);
+  void (*end)(void *arg, moe_item_ span, float *sum);
   void *arg;
   moe_place_ to; /* (optional) For row 0 of the group; `leave` then is for those of a panel that is not whole */
   int64_t k;
@@ -36,7 +36,7 @@ MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, in
 
 MOE_FN void moe_expert_stage_first_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
-  const moe_span_ span = moe_span_of_(&stage->split, item);
+  const moe_item_ span = moe_split_item_(&stage->split, item);
   const int64_t rows = moe_group_rows_(stage->group, span.expert);
   if (rows == 0) return; /* an expert without rows is never read */
   moe_b_ b;
@@ -49,12 +49,11 @@ MOE_FN void moe_expert_stage_first_reads_(void *arg, int64_t item, moe_prefetch_
 typedef struct moe_expert_product_ {
   const moe_expert_stage_ *stage;
   const moe_b_ *b;
-  moe_products_ products; /* of the first panel */
+  moe_expert_c_ products; /* of the first panel */
 } moe_expert_product_;
 
 /* Those of panel p; c may be unknown yet. */
-MOE_FN void moe_expert_stage_products_(const moe_expert_product_ *product, int64_t p, float *c,
-                                       moe_products_ *products) {
+MOE_FN void moe_expert_stage_c_(const moe_expert_product_ *product, int64_t p, float *c, moe_expert_c_ *products) {
   *products = product->products;
   products->panel += p;
   products->within += p;
@@ -64,21 +63,21 @@ MOE_FN void moe_expert_stage_products_(const moe_expert_product_ *product, int64
 
 MOE_FN void moe_expert_stage_epilogue_(void *arg, int64_t p, float *c) {
   const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
-  moe_products_ products;
-  moe_expert_stage_products_(product, p, c, &products);
+  moe_expert_c_ products;
+  moe_expert_stage_c_(product, p, c, &products);
   product->stage->store_panel(product->stage->arg, &products);
 }
 
 MOE_FN void moe_expert_stage_reads_(void *arg, int64_t p, moe_prefetch_ *prefetch) {
   const moe_expert_product_ *product = (const moe_expert_product_ *)arg;
-  moe_products_ products;
-  moe_expert_stage_products_(product, p, NULL, &products);
+  moe_expert_c_ products;
+  moe_expert_stage_c_(product, p, NULL, &products);
   product->stage->reads(product->stage->arg, &products, prefetch);
 }
 
 /* Rows [first, first+a.rows) of an expert times the panels of an item. */
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scratch_ *scratch, moe_a_ *a,
-                                   const moe_b_ *b, int64_t first, const moe_span_ *span, const moe_prefetch_ *next) {
+                                   const moe_b_ *b, int64_t first, const moe_item_ *span, const moe_prefetch_ *next) {
   const int64_t most = moe_panels_at_once_(scratch->products, a->rows), end = span->first + span->count;
   for (int64_t panel = span->first, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
@@ -97,7 +96,7 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker)
   const moe_expert_stage_ *stage = (const moe_expert_stage_ *)arg;
   moe_scratch_ scratch;
   moe_scratch_at_(stage->group, worker, stage, stage->sums, &scratch);
-  const moe_span_ span = moe_span_of_(&stage->split, item);
+  const moe_item_ span = moe_split_item_(&stage->split, item);
   int64_t first = stage->group->first[span.expert];
   const int64_t end = stage->group->first[span.expert + 1],
                 step = moe_rows_at_once_(moe_group_rows_(stage->group, span.expert));
@@ -117,7 +116,7 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t item, moe_worker_ *worker)
 
 /* Whether rows are so few that the kernels prefetch for themselves, for the next item as well. */
 MOE_FN int moe_expert_stage_small_m_(const moe_expert_stage_ *stage) {
-  if (moe_group_used_(stage->group) == 0 || !moe_group_few_(stage->group)) return 0;
+  if (moe_group_experts_(stage->group) == 0 || !moe_group_small_m_(stage->group)) return 0;
   moe_b_ any;
   stage->b(stage->arg, 0, &any);
   return moe_algorithm_of_(stage->group->kernels, stage->group->product, &any, 1, 0) == MOE_ALGORITHM_SMALL_M_ROWS_;

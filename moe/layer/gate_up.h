@@ -79,7 +79,7 @@ MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, int64_t expert, int64
                                 c + i * MOE_NR + (part - call->glu.skip_gate) * width);
 }
 
-MOE_FN void moe_gate_up_epilogue_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_gate_up_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_gate_up_ *stage = (const moe_gate_up_ *)arg;
   moe_gate_up_scale_(stage->call, p->expert, p->panel, p->n, p->rows, p->c);
   moe_gate_up_panel_(stage, p->expert, p->panel, p->n, p->first, p->rows, p->c);

@@ -47,14 +47,14 @@ MOE_FN int64_t moe_group_all_rows_(const moe_group_ *group) {
 }
 
 /* Columns of the group's rows that lie panel by panel, [expert][panel][row][64]: `panels` panels from `panel` on. */
-typedef struct moe_panelled_ {
+typedef struct moe_panel_major_ {
   char *base;
   int64_t panel, panels;
-} moe_panelled_;
+} moe_panel_major_;
 
 /* An expert's row `row` of the group, of that panel; elements have `size` bytes. */
-MOE_FN char *moe_panelled_at_(const moe_group_ *group, const moe_panelled_ *x, int64_t expert, int64_t row,
-                              int64_t panel, int64_t size) {
+MOE_FN char *moe_panel_major_at_(const moe_group_ *group, const moe_panel_major_ *x, int64_t expert, int64_t row,
+                                 int64_t panel, int64_t size) {
   const int64_t before = (group->first[expert] - group->first[group->from]) * x->panels,
                 panels = (panel - x->panel) * moe_group_rows_(group, expert);
   return x->base + (before + panels + row - group->first[expert]) * MOE_NR * size;
@@ -71,7 +71,7 @@ MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_
 }
 
 /* Floats that sums take: whole lines. */
-MOE_FN int64_t moe_sums_whole_(int64_t sums) { return moe_add_(sums, -sums & 15); }
+MOE_FN int64_t moe_whole_lines_(int64_t sums) { return moe_add_(sums, -sums & 15); }
 
 /* One worker's layout; the arena only adds up when it has no memory. */
 MOE_FN void moe_scratch_layout_(const moe_group_ *group, moe_arena_ *arena, moe_scratch_ *scratch) {
@@ -94,7 +94,7 @@ typedef struct moe_scratch_needs_ {
 MOE_FN int64_t moe_scratch_room_(const moe_group_ *group, int64_t rows, int64_t k, int64_t panels, int64_t more,
                                  int64_t least) {
   const int64_t products = moe_add_(moe_mul_(panels, MOE_C_FLOATS_(rows)), more);
-  const int64_t floats = products < 0 ? -1 : moe_sums_whole_(moe_max_(products, least));
+  const int64_t floats = products < 0 ? -1 : moe_whole_lines_(moe_max_(products, least));
   return moe_add_(moe_a_packed_bytes_(group, rows, k), moe_mul_(floats, 4));
 }
 
@@ -119,19 +119,19 @@ MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_
 }
 
 /* What rows of k elements get of a worker's room, beside so many sums. */
-typedef struct moe_scratch_parts_ {
+typedef struct moe_scratch_sizes_ {
   int whole;        /* they are gathered whole, not a piece at a time: products of a few panels find room beside them */
   int64_t a_packed; /* bytes of them */
   int64_t products; /* floats */
-} moe_scratch_parts_;
+} moe_scratch_sizes_;
 
-MOE_FN moe_scratch_parts_ moe_scratch_parts_of_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
+MOE_FN moe_scratch_sizes_ moe_scratch_divide_(const moe_group_ *group, int64_t rows, int64_t k, int64_t sums) {
   const int64_t whole = moe_a_packed_bytes_(group, rows, k),
-                others = group->panels * MOE_C_FLOATS_(rows) + moe_sums_whole_(sums);
-  moe_scratch_parts_ share;
+                others = group->panels * MOE_C_FLOATS_(rows) + moe_whole_lines_(sums);
+  moe_scratch_sizes_ share;
   share.whole = whole >= 0 && whole <= moe_min_(MOE_A_PACKED_BYTES_MAX_, group->room - others * 4);
   share.a_packed = share.whole ? whole : moe_a_packed_bytes_(group, rows, 1);
-  share.products = moe_min_(MOE_C_FLOATS_MAX_, (group->room - share.a_packed) / 4 - moe_sums_whole_(sums));
+  share.products = moe_min_(MOE_C_FLOATS_MAX_, (group->room - share.a_packed) / 4 - moe_whole_lines_(sums));
   return share;
 }
 
@@ -145,7 +145,7 @@ MOE_FN void moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker, const 
   if (worker->cached.owner != of) worker->cached = none;
   scratch->cached = &worker->cached;
   scratch->sums = sums;
-  scratch->sum = (float *)(void *)(scratch->a_packed + group->room) - moe_sums_whole_(sums);
+  scratch->sum = (float *)(void *)(scratch->a_packed + group->room) - moe_whole_lines_(sums);
 }
 
 /* Rows [first, first+count) as A, elements [from, from+k), and where its products go; multiplied again right
@@ -153,7 +153,7 @@ MOE_FN void moe_scratch_at_(const moe_group_ *group, moe_worker_ *worker, const 
 MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const moe_rows_ *rows, int64_t first,
                            int64_t count, moe_dtype dtype, int64_t from, int64_t k, moe_a_ *a) {
   moe_a_from_rows_(a, rows, first, count, dtype, from, scratch->a_packed);
-  const moe_scratch_parts_ share = moe_scratch_parts_of_(group, count, k, scratch->sums);
+  const moe_scratch_sizes_ share = moe_scratch_divide_(group, count, k, scratch->sums);
   a->keep = share.whole;
   a->cached = a->keep && scratch->cached->first == first && scratch->cached->count == count;
   scratch->cached->first = first;
@@ -174,7 +174,7 @@ MOE_FN void moe_group_multiply_(const moe_group_ *group, const moe_scratch_ *scr
 }
 
 /* How many rows to take at a time of those that are left: as equal parts as fit. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_part_(rows, MOE_MC); }
+MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_equal_part_(rows, MOE_MC); }
 
 /* How many panels a work item takes: up to `most`, while every one of several workers still finds a few items. Results do
    not depend on it. */
@@ -184,21 +184,21 @@ MOE_FN int64_t moe_panels_per_item_(int64_t workers, int64_t others, int64_t pan
   return n;
 }
 
-MOE_FN int64_t moe_group_used_(const moe_group_ *group) {
+MOE_FN int64_t moe_group_experts_(const moe_group_ *group) {
   int64_t used = 0;
   for (int64_t e = group->from; e < group->to; e++) used += group->first[e + 1] > group->first[e];
   return used;
 }
 
 /* Whether the experts at work have a few rows each. */
-MOE_FN int moe_group_few_(const moe_group_ *group) {
-  return moe_group_all_rows_(group) <= MOE_SMALL_M_MAX * moe_group_used_(group);
+MOE_FN int moe_group_small_m_(const moe_group_ *group) {
+  return moe_group_all_rows_(group) <= MOE_SMALL_M_MAX * moe_group_experts_(group);
 }
 
 /* The panels of one item of a stage over experts. */
-typedef struct moe_span_ {
+typedef struct moe_item_ {
   int64_t expert, first, count;
-} moe_span_;
+} moe_item_;
 
 /* How `panels` panels, from `panel` on, of experts [from,to) divide into items: `per_item` at a time, those of the
    experts from `last` on `fewer`, so that workers end together. */
@@ -213,7 +213,7 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
   const int64_t parts = moe_ceil_div_(split->panels, MOE_NC_PANELS_MAX);
   split->per_item = moe_ceil_div_(split->panels, parts);
   split->fewer = moe_ceil_div_(split->panels, moe_ceil_div_(parts, group->workers) * group->workers);
-  for (int64_t left = moe_group_used_(group) % group->workers; left > 0;
+  for (int64_t left = moe_group_experts_(group) % group->workers; left > 0;
        left -= moe_group_rows_(group, split->last) > 0)
     split->last--;
 }
@@ -221,17 +221,17 @@ MOE_FN void moe_group_split_few_(const moe_group_ *group, moe_split_ *split) {
 /* An item of rows of k elements, with so many sums, takes as many panels as are multiplied at a time or, of a few rows,
    as many as can ever be. Workers whose shares are known beforehand get items that are alike. */
 MOE_FN moe_split_ moe_group_split_(const moe_group_ *group, int64_t panels, int64_t k, int64_t sums) {
-  const int few = moe_group_few_(group);
-  const int64_t used = moe_group_used_(group), all = moe_group_all_rows_(group);
+  const int few = moe_group_small_m_(group);
+  const int64_t used = moe_group_experts_(group), all = moe_group_all_rows_(group);
   moe_split_ split = {group->from, group->to, group->to, 0, panels, 0, 1};
   if (all <= MOE_SMALL_M_TWO_ROWS * used && !group->in_shares) {
     moe_group_split_few_(group, &split);
     return split;
   }
   const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, used)));
-  const moe_scratch_parts_ share = moe_scratch_parts_of_(group, rows, k, sums);
+  const moe_scratch_sizes_ share = moe_scratch_divide_(group, rows, k, sums);
   const int64_t most = few ? MOE_NC_PANELS_MAX : moe_panels_at_once_(share.products, rows);
-  split.per_item = moe_panels_per_item_(group->workers, used, panels, moe_part_(panels, most));
+  split.per_item = moe_panels_per_item_(group->workers, used, panels, moe_equal_part_(panels, most));
   const int64_t last = moe_ceil_div_(group->workers * split.per_item, moe_max_(1, panels));
   if (few || group->in_shares || group->workers == 1 || last > (group->to - group->from) / 4) return split;
   split.last -= last;
@@ -247,11 +247,11 @@ MOE_FN int64_t moe_split_items_(const moe_split_ *split) {
   return moe_split_before_(split) + (split->to - split->last) * moe_ceil_div_(split->panels, split->fewer);
 }
 
-MOE_FN moe_span_ moe_span_of_(const moe_split_ *split, int64_t item) {
+MOE_FN moe_item_ moe_split_item_(const moe_split_ *split, int64_t item) {
   const int64_t before = moe_split_before_(split);
   const int64_t at = item < before ? item : item - before, count = item < before ? split->per_item : split->fewer;
   const int64_t parts = moe_ceil_div_(split->panels, count);
-  moe_span_ span = {(item < before ? split->from : split->last) + at / parts, at % parts * count, 0};
+  moe_item_ span = {(item < before ? split->from : split->last) + at / parts, at % parts * count, 0};
   span.count = moe_min_(count, split->panels - span.first);
   span.first += split->panel;
   return span;

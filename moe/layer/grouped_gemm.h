@@ -144,7 +144,7 @@ MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows,
   moe_store_rows_prefetched_(g->group.kernels, g->dtype, dst, stride, index, c, rows, n);
 }
 
-MOE_FN void moe_grouped_epilogue_(void *arg, const moe_products_ *p) {
+MOE_FN void moe_grouped_epilogue_(void *arg, const moe_expert_c_ *p) {
   moe_grouped_store_((const moe_grouped_ *)arg, p->first, p->rows, p->panel * MOE_NR, p->n, p->c);
 }
 
@@ -162,7 +162,7 @@ MOE_FN void moe_grouped_stage_(moe_grouped_ *g, moe_expert_stage_ *stage) {
 }
 
 /* Work item: 64 columns of the rows at no position. */
-MOE_FN void moe_grouped_blank_item_(void *arg, int64_t panel, moe_worker_ *worker) {
+MOE_FN void moe_grouped_zero_item_(void *arg, int64_t panel, moe_worker_ *worker) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const int64_t at = panel * MOE_NR, n = moe_min_(MOE_NR, moe_grouped_columns_(g) - at);
   float zero[MOE_NR] = {0};
@@ -213,7 +213,7 @@ MOE_FN moe_status moe_grouped_run_(moe_context *ctx, void *state) {
   }
   moe_expert_stage_ stage;
   moe_grouped_stage_(g, &stage);
-  const moe_work_ work[] = {moe_expert_stage_work_(&stage), {moe_grouped_panels_(g), moe_grouped_blank_item_, g, NULL}};
+  const moe_work_ work[] = {moe_expert_stage_work_(&stage), {moe_grouped_panels_(g), moe_grouped_zero_item_, g, NULL}};
   moe_run_(ctx, work, 2);
   return MOE_OK;
 }

@@ -5,9 +5,10 @@
 #define MOE_LAYER_PLAN_H
 
 enum {
-  MOE_CHUNK = 1024,      /* tokens whose partial outputs a worker holds at a time: 64 floats each and panel, for L2; */
-  MOE_CHUNK_MOST = 4096, /* or up to so many, so that */
-  MOE_CHUNK_RUN_ = 128   /* an expert finds as many rows among them: every chunk reads all weights */
+  MOE_CHUNK_TOKENS =
+      1024, /* tokens whose partial outputs a worker holds at a time: 64 floats each and panel, for L2; */
+  MOE_CHUNK_TOKENS_MAX = 4096, /* or up to so many, so that */
+  MOE_CHUNK_EXPERT_ROWS_ = 128 /* an expert finds as many rows among them: every chunk reads all weights */
 };
 
 typedef struct moe_plan_ {
@@ -27,22 +28,23 @@ typedef struct moe_plan_ {
 } moe_plan_;
 
 /* How many rows there can be. */
-MOE_FN int64_t moe_plan_most_(const moe_blockwise_layer *layer) {
+MOE_FN int64_t moe_plan_rows_max_(const moe_blockwise_layer *layer) {
   const int64_t slots = moe_mul_(layer->N, layer->B);
   return layer->max_rows > 0 ? moe_min_(layer->max_rows, slots) : slots;
 }
 
 /* Tokens of a chunk: equal ones, so that workers end together. */
-MOE_FN int64_t moe_plan_chunk_(const moe_blockwise_layer *layer) {
-  const double rows = (double)moe_plan_most_(layer) / (double)moe_max_(1, layer->E); /* of an expert */
-  int64_t chunk = MOE_CHUNK;
-  while (chunk < MOE_CHUNK_MOST && rows * (double)chunk < (double)MOE_CHUNK_RUN_ * (double)layer->T) chunk *= 2;
-  return moe_part_(layer->T, chunk);
+MOE_FN int64_t moe_plan_chunk_rows_(const moe_blockwise_layer *layer) {
+  const double rows = (double)moe_plan_rows_max_(layer) / (double)moe_max_(1, layer->E); /* of an expert */
+  int64_t chunk = MOE_CHUNK_TOKENS;
+  while (chunk < MOE_CHUNK_TOKENS_MAX && rows * (double)chunk < (double)MOE_CHUNK_EXPERT_ROWS_ * (double)layer->T)
+    chunk *= 2;
+  return moe_equal_part_(layer->T, chunk);
 }
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
-  const int64_t rows = moe_mul_(moe_plan_most_(layer), 4);
-  plan->chunk_rows = moe_plan_chunk_(layer);
+  const int64_t rows = moe_mul_(moe_plan_rows_max_(layer), 4);
+  plan->chunk_rows = moe_plan_chunk_rows_(layer);
   plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_rows));
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
   plan->token = (int32_t *)moe_take_(arena, rows);
@@ -83,7 +85,7 @@ MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *l
                        "has an id that is neither a token nor the padding id");
     rows += !moe_is_padding_(layer, token);
   }
-  if (rows > moe_plan_most_(layer))
+  if (rows > moe_plan_rows_max_(layer))
     return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id", "has more tokens than max_rows");
   return MOE_OK;
 }

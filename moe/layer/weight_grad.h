@@ -11,8 +11,8 @@ enum {
 
 typedef struct moe_weight_grad_ {
   const moe_group_ *group;
-  moe_rows_ x, y;           /* row r of expert e is row first[e]+r, by token where index is set */
-  moe_panelled_ x_panelled; /* or x panel by panel, where this has a base */
+  moe_rows_ x, y;            /* row r of expert e is row first[e]+r, by token where index is set */
+  moe_panel_major_ x_panels; /* or x panel by panel, where this has a base */
   moe_dtype x_dtype, y_dtype;
   const moe_mx_round_ *x_round, *y_round; /* along an expert's rows, or NULL */
   int64_t m, n;                           /* dW[e] is [m, blank+n], */
@@ -25,16 +25,16 @@ typedef struct moe_weight_grad_ {
 } moe_weight_grad_;
 
 /* Bytes of one panel's products, and of `panels` panels of y of `rows` rows in all with theirs. */
-enum { MOE_GRAD_PRODUCTS_ = MOE_C_FLOATS_(MOE_NR) * 4 };
-MOE_FN int64_t moe_weight_grad_room_(const moe_group_ *group, int64_t panels, int64_t rows) {
+enum { MOE_GRAD_C_BYTES_ = MOE_C_FLOATS_(MOE_NR) * 4 };
+MOE_FN int64_t moe_weight_grad_panels_bytes_(const moe_group_ *group, int64_t panels, int64_t rows) {
   const int64_t even = moe_add_(rows, panels); /* each may round its rows up */
-  return moe_add_(panels * MOE_GRAD_PRODUCTS_, moe_panel_bytes_(group->panel, even));
+  return moe_add_(panels * MOE_GRAD_C_BYTES_, moe_panel_bytes_(group->panel, even));
 }
 
 /* What a worker needs for this, of all rows there can be and y of at most so many columns. */
 MOE_FN int64_t moe_weight_grad_bytes_(const moe_group_ *group, int64_t rows, int64_t columns) {
   const int64_t panels = moe_min_(MOE_GRAD_PANELS, moe_ceil_div_(columns, MOE_NR));
-  return moe_weight_grad_room_(group, panels, moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, panels))));
+  return moe_weight_grad_panels_bytes_(group, panels, moe_max_(rows, moe_min_(MOE_GRAD_ROWS, moe_mul_(rows, panels))));
 }
 
 /* How many of `panels` panels of y, of so many rows, at a time, in equal parts: or more, as long as they fit where
@@ -43,8 +43,8 @@ MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, in
   const int64_t share = moe_min_(MOE_GRAD_PANELS, MOE_GRAD_ROWS / moe_max_(1, rows));
   const int64_t few = MOE_NC_PANELS * MOE_C_FLOATS_((int64_t)MOE_MC) * 4;
   const int64_t room = moe_min_(few, group->room - moe_a_packed_bytes_(group, MOE_NR, 1));
-  const int64_t fit = room / moe_weight_grad_room_(group, 1, rows);
-  return moe_part_(panels, moe_max_(1, moe_max_(share, fit)));
+  const int64_t fit = room / moe_weight_grad_panels_bytes_(group, 1, rows);
+  return moe_equal_part_(panels, moe_max_(1, moe_max_(share, fit)));
 }
 
 /* Columns [from,...) of the expert's rows of an operand; of x panel by panel up to the next panel. */
@@ -53,8 +53,8 @@ MOE_FN moe_rows_ moe_weight_grad_part_(const moe_weight_grad_ *stage, const moe_
   const int64_t first = stage->group->first[expert], size = moe_dtype_bytes_(dtype);
   moe_rows_ part = moe_rows_from_(operand, first);
   part.base += from * size;
-  if (operand != &stage->x || !stage->x_panelled.base) return part;
-  part.base = moe_panelled_at_(stage->group, &stage->x_panelled, expert, first, from / MOE_NR, size);
+  if (operand != &stage->x || !stage->x_panels.base) return part;
+  part.base = moe_panel_major_at_(stage->group, &stage->x_panels, expert, first, from / MOE_NR, size);
   part.stride = MOE_NR * size;
   return part;
 }
@@ -142,31 +142,32 @@ MOE_FN void moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t exper
 }
 
 /* Whether dW is the products, and nothing else. */
-MOE_FN int moe_weight_grad_alone_(const moe_weight_grad_ *stage) { return !stage->accumulate && !stage->blank; }
+MOE_FN int moe_weight_grad_overwrites_(const moe_weight_grad_ *stage) { return !stage->accumulate && !stage->blank; }
 
 /* Whether whole panels of dW leave within the tile. Sums of bf16 products have no subnormals, which the tile takes bf16
    not to have. */
-MOE_FN int moe_weight_grad_in_ukernel_(const moe_weight_grad_ *stage) {
-  const int can = stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] && moe_weight_grad_alone_(stage);
+MOE_FN int moe_weight_grad_by_ukernel_(const moe_weight_grad_ *stage) {
+  const int can =
+      stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] && moe_weight_grad_overwrites_(stage);
   const int fits = stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16;
   return can && fits;
 }
 
 /* Whether its rows are whole lines. */
-MOE_FN int moe_weight_grad_whole_(const moe_weight_grad_ *stage) {
+MOE_FN int moe_weight_grad_whole_lines_(const moe_weight_grad_ *stage) {
   return (uintptr_t)stage->output % 64 == 0 && stage->n * moe_dtype_bytes_(stage->dtype) % 64 == 0;
 }
 
 /* Whether dW leaves by non-temporal stores, as an array does that none would keep: within the tile, or by whole lines. */
 MOE_FN int moe_weight_grad_nt_(const moe_weight_grad_ *stage) {
   const int can =
-      moe_weight_grad_in_ukernel_(stage) || (moe_weight_grad_alone_(stage) && moe_weight_grad_whole_(stage));
+      moe_weight_grad_by_ukernel_(stage) || (moe_weight_grad_overwrites_(stage) && moe_weight_grad_whole_lines_(stage));
   return can && stage->group->E * stage->m * stage->n * moe_dtype_bytes_(stage->dtype) >= MOE_NT_MIN_BYTES;
 }
 
 /* Whether it then does so by whole lines, none of which is read before. */
-MOE_FN int moe_weight_grad_unread_(const moe_weight_grad_ *stage) {
-  return moe_weight_grad_nt_(stage) && moe_weight_grad_whole_(stage);
+MOE_FN int moe_weight_grad_nt_lines_(const moe_weight_grad_ *stage) {
+  return moe_weight_grad_nt_(stage) && moe_weight_grad_whole_lines_(stage);
 }
 
 /* A panel of them from its products; the product has fetched what is read. */
@@ -176,7 +177,7 @@ MOE_FN void moe_weight_grad_store_(const moe_weight_grad_ *stage, int64_t expert
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = (stage->blank + stage->n) * size;
   char *dst = moe_weight_grad_at_(stage, expert, m0, n0);
   if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
-  if (moe_weight_grad_unread_(stage)) {
+  if (moe_weight_grad_nt_lines_(stage)) {
     moe_store_rows_nt_(kernels, stage->dtype, dst, stride, c, rows, n);
     return;
   }
@@ -200,7 +201,7 @@ MOE_FN void moe_weight_grad_epilogue_(void *arg, int64_t p, float *c) {
 /* dW rows [m0, m0+rows) of `panels` panels at n0; `next` is read after them. */
 MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, moe_a_ *a, int64_t n0,
                                   int64_t panels, const moe_b_ *b, const moe_prefetch_ *next) {
-  const int nt = moe_weight_grad_nt_(stage), unread = moe_weight_grad_unread_(stage);
+  const int nt = moe_weight_grad_nt_(stage), unread = moe_weight_grad_nt_lines_(stage);
   const int64_t expert = a->expert, m0 = a->column;
   MOE_LINE_ALIGNED char carry[MOE_NR * 64];
   moe_weight_grad_product_ product = {stage, expert, m0, a->rows, n0};
@@ -209,7 +210,7 @@ MOE_FN void moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_scrat
   moe_weight_grad_writes_(stage, expert, m0, unread ? 0 : a->rows, n0, panels, nt, &into);
   moe_epilogue_init_(&epilogue, moe_weight_grad_epilogue_, &product);
   epilogue.into = &into;
-  if (moe_weight_grad_in_ukernel_(stage))
+  if (moe_weight_grad_by_ukernel_(stage))
     epilogue.to = (moe_place_){.base = moe_weight_grad_at_(stage, expert, m0, n0),
                                .stride = stage->n * moe_dtype_bytes_(stage->dtype),
                                .dtype = stage->dtype,
@@ -222,7 +223,7 @@ MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_sc
                                      int64_t n0, int64_t panels, const moe_prefetch_ *next) {
   const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
   const int64_t kc = moe_kc_(&stage->group->kernels->gemm->blocking, stage->group->panel, MOE_MC, k);
-  char *y = (char *)scratch->c + panels * MOE_GRAD_PRODUCTS_; /* behind their products */
+  char *y = (char *)scratch->c + panels * MOE_GRAD_C_BYTES_; /* behind their products */
   moe_a_ a, a_next;
   moe_b_ b;
   for (int64_t j = 0; j < panels; j++) {
