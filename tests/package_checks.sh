@@ -1,6 +1,7 @@
 #!/bin/sh
 # package_checks.sh: the ways to get at the library: one amalgamated file alone in a directory, an installed header with
-# pkg-config, a Meson subproject, and the plain compiler line for the example.
+# pkg-config, CMake or Meson, a Meson subproject, and the plain compiler line for the example; and a build where the
+# tests' needs are missing.
 . "$(dirname "$0")/support/checks.sh"
 strict="-std=c11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
 single=$work/single
@@ -34,6 +35,63 @@ installed() {
     -Dexamples=disabled && meson install -C "$work/build" && export PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" &&
     pkg-config --modversion moe && cd "$work" && rm -rf tree &&
     gcc -O1 $(pkg-config --cflags moe) program.c -o installed $(pkg-config --libs moe) && ./installed
+}
+
+# What is installed, then moved, is found by CMake, but not as another version.
+cmake_consumer() {
+  mkdir -p "$work/cmake" && cd "$work/cmake" && cp "$work/program.c" . || return 1
+  cat >CMakeLists.txt <<'M'
+cmake_minimum_required(VERSION 3.11)
+project(consumer C)
+find_package(moe 99 QUIET)
+if(moe_FOUND)
+  message(FATAL_ERROR "version 99 is found")
+endif()
+find_package(moe 0.1 REQUIRED)
+find_package(moe REQUIRED)
+add_executable(program program.c)
+target_link_libraries(program PRIVATE moe::moe)
+M
+  cp -r "$work/prefix" "$work/moved" && cmake -G Ninja -B build -DCMAKE_PREFIX_PATH="$work/moved" &&
+    cmake --build build --verbose >build.log && cat build.log && ./build/program &&
+    grep -q -e "-isystem $work/moved/include" build.log
+}
+
+meson_consumer() { # how the dependency is found
+  mkdir -p "$work/meson-$1" && cd "$work/meson-$1" && cp "$work/program.c" . || return 1
+  cat >meson.build <<M
+project('consumer', 'c')
+executable('program', 'program.c', dependencies: dependency('moe', version: '>=0.1', method: '$1',
+  modules: '$1' == 'cmake' ? ['moe::moe'] : []))
+M
+  PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" meson setup build --cmake-prefix-path="$work/prefix" &&
+    ninja -C build && ./build/program
+}
+
+# A machine without cmocka: neither pkg-config nor CMake knows it, or there is no CMake either.
+setup_without_cmocka() { # build directory, line of a machine file, option
+  printf '%b\n' "$2" >"$work/machine.ini"
+  PKG_CONFIG_LIBDIR=$work/nothing meson setup --buildtype=debug --native-file "$work/machine.ini" $3 "$1" "$root" \
+    >"$1.log" 2>&1
+  status=$?
+  cat "$1.log"
+  return $status
+}
+no_cmocka="[cmake]\\nCMAKE_DISABLE_FIND_PACKAGE_cmocka = 'ON'"
+without_cmocka() { # build directory, line of a machine file
+  setup_without_cmocka "$1" "$2" && grep -q 'dependency cmocka found: NO' "$1.log" &&
+    grep -q 'tests are not built.*cmocka' "$1.log"
+}
+bare() {
+  without_cmocka "$work/bare" "$no_cmocka" && ninja -C "$work/bare" && [ -x "$work/bare/train_lm" ] &&
+    [ ! -e "$work/bare/tests" ]
+}
+barer() {
+  without_cmocka "$work/barer" "[binaries]\\ncmake = 'none'" && grep -q 'CMake is not here' "$work/barer.log"
+}
+tests_demanded() { # enabled, they are an error that names what is missing
+  ! setup_without_cmocka "$work/demanding" "$no_cmocka" -Dtests=enabled &&
+    grep -q 'ERROR: Dependency.*cmocka.* not found' "$work/demanding.log"
 }
 
 subproject() {
@@ -85,6 +143,16 @@ if check "amalgamate.py makes one file without quoted includes" amalgamate; then
 fi
 check "moe.h and meson.build agree on the version" version
 check "installed header and pkg-config" installed
+if have cmake; then
+  check "CMake consumer: find_package(moe) finds moe::moe" cmake_consumer
+else
+  skip "CMake consumer (needs cmake)"
+fi
+check "Meson consumer, by pkg-config" meson_consumer pkg-config
+if have cmake; then check "Meson consumer, by CMake's package" meson_consumer cmake; fi
+check "meson setup and ninja without cmocka: the tests are off, a line says so" bare
+check "meson setup without cmocka and CMake" barer
+check "-Dtests=enabled without cmocka: an error that names it" tests_demanded
 check "as a Meson subproject, nothing of ours is built" subproject
 if [ -f "$root/examples/train_lm.c" ]; then
   check "cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm" example
