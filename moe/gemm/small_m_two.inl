@@ -20,14 +20,14 @@ MOE_INLINE void MOE_K(small_m_load_two)(const moe_small_m_ *s, const char *src, 
 MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t from) {
   const int64_t wide = MOE_K(small_m_wide), size = s->size, width = MOE_NR / s->parts;
   const int64_t stride = s->stride, run = s->n * size;
-  const int64_t near = run <= 2 * MOE_SMALL_M_L1_BYTES ? run : MOE_SMALL_M_L1_BYTES;
+  const int64_t reach = run <= 2 * MOE_SMALL_M_L1_BYTES ? run : MOE_SMALL_M_L1_BYTES;
   MOE_V(f) even = MOE_V(set1)(s->x[from]), odd = MOE_V(set1)(s->x[from + 1]);
   for (int64_t part = 0; part < s->parts; part++) {
     const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
-    int64_t j = 0, l1_distance = near; /* of prefetches into the first-level cache; behind a row's last ones, in the
+    int64_t j = 0, l1_distance = reach; /* of prefetches into the first-level cache; behind a row's last ones, in the
                                           next two rows */
-    for (int64_t end = s->n - near / size; j < s->n; end = s->n, l1_distance += 2 * stride - run)
+    for (int64_t end = s->n - reach / size; j < s->n; end = s->n, l1_distance += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_small_m_c_(s, c, j, wide, width)) {
         MOE_V(f) above[MOE_K(small_m_vectors)], below[MOE_K(small_m_vectors)];
         MOE_K(small_m_load_two)(s, src, l1_distance, rows == 1 && s->repeats_prefetches, above, below);

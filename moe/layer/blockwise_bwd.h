@@ -290,17 +290,17 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_weight_grad_ gate_up, down;
   moe_backward_gate_up_weight_(backward, &gate_up);
   moe_backward_down_weight_(backward, &down_grad, &down);
-  moe_small_grads_ small;
-  moe_backward_small_(backward, &small);
+  moe_small_grads_ grads;
+  moe_backward_small_(backward, &grads);
   /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
-  const int pre = moe_pre_scaled_(&l->config), want_affinity = small.affinity_grad != NULL;
-  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &small, NULL};
+  const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
+  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &grads, NULL};
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_reads_},
       moe_weight_grad_work_(&gate_up),
       moe_weight_grad_work_(&down),
-      {small.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, &small, NULL},
+      {grads.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, &grads, NULL},
       affinity,
   };
   moe_run_(ctx, work, pre ? 4 : 5);

@@ -32,10 +32,10 @@ MOE_INLINE MOE_V(f) MOE_K(minus_abs)(MOE_V(f) x) {
 /* s = 1/(1+e^-z) and its complement 1-s, both without cancellation. */
 MOE_MATH void MOE_K(sigmoid)(MOE_V(f) z, MOE_V(f) * s, MOE_V(f) * complement) {
   MOE_V(f) e = MOE_K(exp)(MOE_K(minus_abs)(z)), one = MOE_V(set1)(1.0f);
-  MOE_V(f) large = MOE_V(div)(one, MOE_V(add)(one, e)), small = MOE_V(mul)(e, large);
+  MOE_V(f) greater = MOE_V(div)(one, MOE_V(add)(one, e)), lesser = MOE_V(mul)(e, greater);
   MOE_V(m) negative = MOE_V(lt)(z, MOE_V(set1)(0.0f));
-  *s = MOE_V(select)(negative, small, large);
-  *complement = MOE_V(select)(negative, large, small);
+  *s = MOE_V(select)(negative, lesser, greater);
+  *complement = MOE_V(select)(negative, greater, lesser);
 }
 
 /* The normal distribution: *cdf = (1+erf(x/sqrt 2))/2, *pdf = e^(-x^2/2)/sqrt(2 pi). With t = 1/(1+0.33|x|) the upper

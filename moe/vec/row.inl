@@ -88,9 +88,9 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
       MOE_V(f) l = MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)));
       MOE_V(f) root = MOE_V(sqrt)(MOE_V(add)(MOE_V(max)(zero, z), l));
       /* Far down, where log(1+e^z) is e^z to the last bit, roots are taken by halving: e^z itself would underflow. */
-      MOE_V(m) far = MOE_V(lt)(z, MOE_V(set1)(-18.0f));
-      root = MOE_V(select)(far, MOE_K(exp)(MOE_V(mul)(z, MOE_V(set1)(0.5f))), root);
-      slope = MOE_V(mul)(MOE_V(set1)(0.5f), MOE_V(select)(far, root, MOE_V(div)(s, root)));
+      MOE_V(m) tiny = MOE_V(lt)(z, MOE_V(set1)(-18.0f));
+      root = MOE_V(select)(tiny, MOE_K(exp)(MOE_V(mul)(z, MOE_V(set1)(0.5f))), root);
+      slope = MOE_V(mul)(MOE_V(set1)(0.5f), MOE_V(select)(tiny, root, MOE_V(div)(s, root)));
       s = root;
     }
     MOE_V(storen)(y + i, s, left);
