@@ -20,6 +20,20 @@
 #endif
 #define MOE_INLINE static inline __attribute__((always_inline, unused))
 
+/* gcc for Win64 takes 16 bytes for the most that the stack can be aligned to, yet stores wider vectors there by aligned
+   moves (its bug 54412). Here the assembler takes those for the unaligned ones, which are as fast. Under -flto it may
+   be given functions without this, so kernels check that it is there. */
+#if defined(__SEH__) && !defined(__clang__)
+#define MOE_MOVE_(aligned, unaligned) ".macro " #aligned " operands:vararg\n" #unaligned " \\operands\n.endm\n"
+__asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
+        MOE_MOVE_(vmovaps, vmovups) MOE_MOVE_(vmovapd, vmovupd) MOE_MOVE_(vmovdqa, vmovdqu)
+        MOE_MOVE_(vmovdqa32, vmovdqu32) MOE_MOVE_(vmovdqa64, vmovdqu64)
+        ".endif\n");
+#define MOE_MOVES_ ".ifndef moe_moves_\n.error \"moe.h: compile the implementation with -fno-lto\"\n.endif"
+#else
+#define MOE_MOVES_ ""
+#endif
+
 /* MOE_EXACT_BEGIN .. END: floating point as written, whatever -ffast-math or -ffp-contract the user compiles with.
    clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a
    region. */
@@ -108,7 +122,7 @@
 #endif
 
 /* gcc would keep the addresses of everything near such a pointer, most of them in memory. */
-#define MOE_OPAQUE_POINTER(p) __asm__("" : "+r"(p))
+#define MOE_OPAQUE_POINTER(p) __asm__(MOE_MOVES_ : "+r"(p))
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__SSE2__)
 #define MOE_X86 1
