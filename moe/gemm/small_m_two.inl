@@ -26,7 +26,7 @@ MOE_INLINE void MOE_K(small_m_two)(int64_t rows, const moe_small_m_ *s, int64_t 
     const char *src = s->base[part] + from * stride;
     float *c = s->c + part * width;
     int64_t j = 0, l1_distance = reach; /* of prefetches into the first-level cache; behind a row's last ones, in the
-                                          next two rows */
+                                           next two rows */
     for (int64_t end = s->n - reach / size; j < s->n; end = s->n, l1_distance += 2 * stride - run)
       for (; j < end; src += wide * size, j += wide, c = moe_small_m_c_(s, c, j, wide, width)) {
         MOE_V(f) above[MOE_K(small_m_vectors)], below[MOE_K(small_m_vectors)];

@@ -57,7 +57,32 @@ MOE_INLINE float moe_mul_scalar(float a, float b) {
   return product;
 }
 MOE_INLINE float moe_div_scalar(float a, float b) { return a / b; }
-MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return fmaf(a, b, c); }
+/* MinGW's fmaf rounds twice. A sum in double, rounded to odd (its last bit is set where it is not exact), rounds to
+   float as the exact sum does. MOE_FMAF_IN_DOUBLE may be defined as 0 or 1, so that tests see both on one machine. */
+#ifndef MOE_FMAF_IN_DOUBLE
+#if defined(__MINGW32__) && !defined(__FMA__)
+#define MOE_FMAF_IN_DOUBLE 1
+#else
+#define MOE_FMAF_IN_DOUBLE 0
+#endif
+#endif
+#if MOE_FMAF_IN_DOUBLE
+MOE_FN float moe_fmaf_(float a, float b, float c) {
+  const double p = (double)a * (double)b, sum = p + (double)c, q = sum - p;
+  const double rest = (p - (sum - q)) + ((double)c - q);
+  uint64_t bits;
+  memcpy(&bits, &sum, 8);
+  const uint64_t even = ~bits & 1u;
+  if (rest > 0.0) bits = sum > 0.0 ? bits + even : bits - even;
+  if (rest < 0.0) bits = sum > 0.0 ? bits - even : bits + even;
+  double odd;
+  memcpy(&odd, &bits, 8);
+  return (float)odd;
+}
+#else
+#define moe_fmaf_ fmaf
+#endif
+MOE_INLINE float moe_fma_scalar(float a, float b, float c) { return moe_fmaf_(a, b, c); }
 /* Without an instruction for it, the sum is formed in double. Rounding that to float is correct unless the sum is the
    midpoint of two floats, which its bits show, or the float is subnormal. */
 MOE_INLINE float moe_fma_onto_scalar(float a, float b, float c) {
@@ -211,7 +236,7 @@ MOE_INLINE uint32_t moe_tiny_scalar(float x) { return (moe_casti_scalar(x) & 0x7
 MOE_FN float moe_fma_flush_scalar(float a, float b, float c) {
   a = moe_daz_scalar(a);
   b = moe_daz_scalar(b);
-  float r = fmaf(a, b, moe_daz_scalar(c));
+  float r = moe_fmaf_(a, b, moe_daz_scalar(c));
   uint32_t magnitude = moe_casti_scalar(r) & 0x7fffffffu;
   if (magnitude == 0x00800000u) {
     double p = (double)a * (double)b, q = (double)moe_daz_scalar(c), s = p + q, t = s - p;
