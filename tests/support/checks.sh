@@ -55,4 +55,10 @@ cxx_of() {
   esac
 }
 
+# The names of all functions that moe.h declares.
+declared() {
+  printf '#include "moe.h"\n' | gcc -E -P -I"$root" -xc - | tr '\n' ' ' | tr ';' '\n' |
+    sed -n 's/.*[ *]\(moe_[a-z0-9_]*\)(.*/\1/p' | grep -v '^moe_task$' | sort -u
+}
+
 finish() { [ "$failures" -eq 0 ]; }
