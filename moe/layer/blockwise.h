@@ -21,7 +21,7 @@ MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
   return config->affinity_mode == MOE_AFFINITY_PRE_SCALE || config->affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
 }
 
-/* The affinity multiplies what leaves the expert. */
+/* The affinity multiplies the expert's output. */
 MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
   return config->affinity_mode == MOE_AFFINITY_POST_SCALE || config->affinity_mode == MOE_AFFINITY_ON_I;
 }
@@ -112,7 +112,7 @@ MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensor
                                  "quantized_hidden_states->scales", tensors);
 }
 
-/* What only a look into the tensors tells. */
+/* Checks what the tensors hold. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
   MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_weight->scales"));
   MOE_TRY(moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_weight->scales"));
@@ -122,22 +122,21 @@ MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_
 
 /* ------------------------------------------------------------------------------------------------------ resolution */
 
-/* Elements of the longest row or column that is multiplied or is a product's. */
+/* Elements of the longest row of A or C. */
 MOE_FN int64_t moe_layer_longest_(const moe_blockwise_layer *layer) {
   return moe_max_(layer->H, moe_mul_(layer->I, 2));
 }
 
-MOE_FN moe_glu_ moe_resolve_glu_(const moe_layer_config *config) {
-  const moe_glu_ glu = {config->activation,
-                        moe_resolve_alpha_(config->activation, config->alpha),
-                        config->up_offset,
-                        config->skip_gate,
-                        config->clamp,
-                        config->gate_clamp_upper_limit,
-                        config->gate_clamp_lower_limit,
-                        config->up_clamp_upper_limit,
-                        config->up_clamp_lower_limit};
-  return glu;
+MOE_FN void moe_resolve_glu_(const moe_layer_config *config, moe_glu_ *glu) {
+  *glu = (moe_glu_){config->activation,
+                    moe_resolve_alpha_(config->activation, config->alpha),
+                    config->up_offset,
+                    config->skip_gate,
+                    config->clamp,
+                    config->gate_clamp_upper_limit,
+                    config->gate_clamp_lower_limit,
+                    config->up_clamp_upper_limit,
+                    config->up_clamp_lower_limit};
 }
 
 MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer, moe_dtype dtype, int dropping) {
@@ -156,14 +155,14 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->size = moe_dtype_bytes_(dtype);
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
-  call->glu = moe_resolve_glu_(&layer->config);
+  moe_resolve_glu_(&layer->config, &call->glu);
   call->round_activations = moe_mx_round_of_(&layer->mx.activations);
   call->round_weights = moe_mx_round_of_(&layer->mx.weights);
   call->round_gradients = moe_mx_round_of_(&layer->mx.gradients);
-  call->gate_up = moe_packed_of_(layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
-                                 layer->E, layer->H, layer->I, layer->quantized_gate_up_weight);
-  call->down = moe_packed_of_(MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
-                              layer->quantized_down_weight);
+  moe_packed_init_(&call->gate_up, layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
+                   layer->E, layer->H, layer->I, layer->quantized_gate_up_weight);
+  moe_packed_init_(&call->down, MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
+                   layer->quantized_down_weight);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */
@@ -177,12 +176,12 @@ MOE_FN const float *moe_load_optional_(const moe_blockwise_ *call, const void *t
 
 /* -------------------------------------------------------------------------------------- decoding, rounding operands */
 
-/* Memory for a [T,H] tensor decoded; NULL where it is plain. */
+/* Memory for a decoded [T,H] tensor; NULL if it is plain. */
 MOE_FN char *moe_take_decoded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_quantized_activation *codes) {
   return codes ? (char *)moe_take_(arena, moe_mul3_(call->layer.T, call->layer.H, call->size)) : NULL;
 }
 
-/* A [T,H] tensor plain: decoded into `to`, or itself. */
+/* A plain [T,H] tensor: decoded into `to`, or itself. */
 MOE_FN const char *moe_decode_hidden_(moe_context *ctx, const moe_blockwise_ *call,
                                       const moe_quantized_activation *codes, const void *from, char *to) {
   if (!codes) return (const char *)from;
@@ -190,12 +189,12 @@ MOE_FN const char *moe_decode_hidden_(moe_context *ctx, const moe_blockwise_ *ca
   return to;
 }
 
-/* Memory for a [T,H] tensor rounded; NULL where it is not. */
+/* Memory for a rounded [T,H] tensor; NULL if it is not rounded. */
 MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, const moe_mx_round_ *round) {
   return round->enabled ? (char *)moe_take_(arena, moe_mul3_(call->layer.T, call->layer.H, call->size)) : NULL;
 }
 
-/* A [T,H] tensor as products take it: rounded into `to`, or itself. */
+/* A [T,H] tensor as A of products: rounded into `to`, or itself. */
 MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise_ *call, const moe_mx_round_ *round,
                                      const void *from, char *to, moe_mx_layout layout) {
   if (!round->enabled) return (const char *)from;

@@ -10,10 +10,10 @@ typedef struct moe_backward_ {
   const char *x, *output_grad;           /* as given or decoded */
   char *decoded_x, *decoded_output_grad; /* decoded, or NULL */
   char *rounded_x, *rounded_output_grad; /* rounded to MX, or NULL */
-  char *down_x;                          /* of so many rows of a panel: see moe_down_grad_next_ */
+  char *down_x;                          /* room for so many rows of a panel, see moe_down_grad_next_ */
   int64_t down_x_rows;
   char *pre, *scaled, *rounded; /* rounded: pre to MX, or NULL */
-  float *dot;                   /* [rows, panels of I] <dm, m>; with PRE_SCALE [rows, panels of H] <dX', x> */
+  float *dot;                   /* [rows, panels of I] <dm, m> or, with PRE_SCALE, [rows, panels of H] <dX', x> */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -115,21 +115,16 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
-/* Clamped pre-activations were rounded to the checkpoint's type, so the limits they are compared with are, too. */
-MOE_FN moe_glu_ moe_backward_glu_(const moe_blockwise_ *call) {
-  moe_glu_ glu = call->glu;
-  float *limit[4] = {&glu.gate_upper, &glu.gate_lower, &glu.up_upper, &glu.up_lower};
+/* The limits are rounded to the checkpoint's type, as the clamped pre-activations were. */
+MOE_FN void moe_backward_glu_(const moe_blockwise_ *call, moe_glu_ *glu) {
+  float *limit[4] = {&glu->gate_upper, &glu->gate_lower, &glu->up_upper, &glu->up_lower};
+  *glu = call->glu;
   char stored[4];
   for (int i = 0; i < 4; i++) {
-    if (!(glu.clamp >> i & 1u)) continue;
+    if (!(glu->clamp >> i & 1u)) continue;
     moe_store_row_(call->group.kernels->vec, call->checkpoint_dtype, stored, limit[i], 1);
     moe_load_row_(call->group.kernels->vec, call->checkpoint_dtype, limit[i], stored, 1);
   }
-  return glu;
-}
-
-MOE_FN void moe_backward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
-  moe_weights_gate_up_transposed_(stage->call, expert, b);
 }
 
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
@@ -149,25 +144,25 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_
   kernels->vec->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
 }
 
-/* How the operands of weight gradients are rounded: activations on the left, gradients on the right. */
-MOE_FN void moe_backward_round_(const moe_blockwise_ *call, const moe_mx_round_ **x, const moe_mx_round_ **y) {
-  const int on = call->layer.mx.weight_grads;
-  *x = on && call->round_activations.enabled ? &call->round_activations : NULL;
-  *y = on && call->round_gradients.enabled ? &call->round_gradients : NULL;
+/* x is rounded as activations, y as gradients. */
+MOE_FN void moe_backward_round_(const moe_blockwise_ *call, moe_weight_grad_ *stage) {
+  if (!call->layer.mx.weight_grads) return;
+  if (call->round_activations.enabled) stage->x.round = &call->round_activations;
+  if (call->round_gradients.enabled) stage->y.round = &call->round_gradients;
 }
 
-/* That of the down weight, of the experts and panels whose a*m there is. */
+/* The down weight's gradient, for the experts and panels in down_x. */
 MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_down_grad_ *from,
                                       moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   memset(stage, 0, sizeof *stage);
   stage->group = &from->group;
-  stage->x_panels = from->down_x;
-  stage->x_dtype = call->inner_dtype;
-  moe_backward_round_(call, &stage->x_round, &stage->y_round);
-  stage->y = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
-  stage->y_dtype = call->dtype;
+  stage->x.panels = from->down_x;
+  stage->x.dtype = call->inner_dtype;
+  moe_backward_round_(call, stage);
+  stage->y.rows = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
+  stage->y.dtype = call->dtype;
   stage->m = l->I;
   stage->m_from = from->down_x.panel * MOE_NR;
   stage->m_to = moe_min_(l->I, stage->m_from + from->down_x.panels * MOE_NR);
@@ -177,8 +172,8 @@ MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_d
   stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
 }
 
-/* The gradients of the pre-activations, and what falls off on the way: those of the down weight, but for that of the
-   last experts, whose a*m is there in the end. */
+/* The gradients of the pre-activations and of the down weight, but for the last experts in down_x: their weight
+   gradients run with the other stages. */
 MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_down_grad_ *down_grad) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
@@ -193,14 +188,14 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   }
   memset(down_grad, 0, sizeof *down_grad);
   down_grad->call = call;
-  down_grad->glu = moe_backward_glu_(call);
+  moe_backward_glu_(call, &down_grad->glu);
   down_grad->output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
                                              backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad->checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
   down_grad->pre = backward->pre;
   down_grad->scaled = backward->scaled;
   down_grad->rounded = backward->rounded;
-  /* Before they are read again, weights pass through the caches as well. */
+  /* A third of the usual size: until they are read again, weights pass through the caches as well. */
   const int64_t row = call->layer.I * call->inner_size;
   down_grad->nt = !backward->rounded && row % 64 == 0 && 2 * call->plan.rows * row >= MOE_NT_MIN_BYTES / 3;
   down_grad->dot = backward->dot;
@@ -229,7 +224,7 @@ MOE_FN void moe_backward_hidden_(moe_backward_ *backward, moe_combine_ *stage) {
   stage->a = (moe_rows_){backward->rounded ? backward->rounded : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage->from = call->glu.skip_gate ? l->I : 0;
   stage->k = 2 * l->I - stage->from;
-  stage->b = moe_backward_b_;
+  stage->b = moe_weights_gate_up_transposed_;
   stage->add = moe_backward_add_;
   stage->output = (char *)backward->args->hidden_states_grad;
   stage->stride = l->H * call->size;
@@ -242,14 +237,14 @@ MOE_FN void moe_backward_gate_up_weight_(const moe_backward_ *backward, moe_weig
   const moe_blockwise_layer *l = &call->layer;
   memset(stage, 0, sizeof *stage);
   stage->group = &call->group;
-  stage->x = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
-  stage->x_dtype = call->dtype;
-  moe_backward_round_(call, &stage->x_round, &stage->y_round);
-  stage->y = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
-  stage->y_dtype = call->inner_dtype;
+  stage->x.rows = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
+  stage->x.dtype = call->dtype;
+  moe_backward_round_(call, stage);
+  stage->y.rows = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
+  stage->y.dtype = call->inner_dtype;
   stage->m = stage->m_to = l->H;
-  stage->blank = call->glu.skip_gate ? l->I : 0;
-  stage->n = 2 * l->I - stage->blank;
+  stage->skip = call->glu.skip_gate ? l->I : 0;
+  stage->n = 2 * l->I - stage->skip;
   stage->output = (char *)backward->args->gate_up_proj_weight_grad;
   stage->dtype = backward->weight_grad_dtype;
   stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
@@ -292,7 +287,7 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_down_weight_(backward, &down_grad, &down);
   moe_small_grads_ grads;
   moe_backward_small_(backward, &grads);
-  /* With PRE_SCALE the affinity gradient's shares come out of the hidden states' stage, so it waits for that. */
+  /* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &grads, NULL};
   const moe_work_ work[] = {

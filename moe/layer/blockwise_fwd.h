@@ -8,7 +8,7 @@ typedef struct moe_forward_ {
   char *m;       /* [rows,I] */
   char *decoded; /* x decoded, or NULL */
   char *rounded; /* x rounded to MX, or NULL */
-  float *down;   /* [rows,H] m*Wd, where experts have so few rows that it is small beside the weights; else NULL */
+  float *down; /* [rows,H] m*Wd, where experts have so few rows that it is small compared with the weights; else NULL */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -128,8 +128,8 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* Up to so many rows per expert at work, the down projection is a stage apart, which reads each expert's weights once.
-   Blocks are mostly padding then: there is memory for it where they hold so many slots per expert. */
+/* Up to so many rows per expert that has any, the down projection is a stage of its own, which reads each expert's
+   weights once. Its memory is laid out where there are at most so many slots per expert: blocks are mostly padding. */
 enum { MOE_DOWN_STAGE_ROWS_ = 16, MOE_DOWN_STAGE_SLOTS_ = 256 };
 
 MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
@@ -137,22 +137,18 @@ MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers)
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
-  const int64_t rows = moe_plan_rows_max_(l), apart = moe_min_(rows, moe_mul_(l->E, MOE_DOWN_STAGE_ROWS_));
+  const int64_t rows = moe_plan_rows_max_(l), down_rows = moe_min_(rows, moe_mul_(l->E, MOE_DOWN_STAGE_ROWS_));
   const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_DOWN_STAGE_SLOTS_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
-  forward->down = may ? (float *)moe_take_(arena, moe_mul3_(apart, l->H, 4)) : NULL;
+  forward->down = may ? (float *)moe_take_(arena, moe_mul3_(down_rows, l->H, 4)) : NULL;
   const moe_scratch_needs_ needs = {rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers),
                                     0};
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
-/* The down projection by itself. */
-MOE_FN void moe_forward_down_b_(const void *arg, int64_t expert, moe_b_ *b) {
-  moe_weights_down_(&((const moe_forward_ *)arg)->call, expert, b);
-}
-
+/* Keeps the products of the down projection's own stage. */
 MOE_FN void moe_forward_down_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_forward_ *forward = (const moe_forward_ *)arg;
   const int64_t H = forward->call.layer.H;
@@ -166,14 +162,11 @@ MOE_FN void moe_forward_down_stage_(moe_forward_ *forward, moe_expert_stage_ *st
   stage->group = &call->group;
   stage->a = (moe_rows_){forward->m, call->layer.I * call->inner_size, NULL};
   stage->a_dtype = call->inner_dtype;
-  stage->b = moe_forward_down_b_;
+  stage->b = moe_weights_down_;
+  stage->weights = call;
   stage->store_panel = moe_forward_down_epilogue_;
   stage->arg = forward;
   moe_expert_stage_start_(stage, call->down.panels, call->layer.I);
-}
-
-MOE_FN void moe_forward_b_(const moe_combine_ *stage, int64_t expert, moe_b_ *b) {
-  moe_forward_down_b_(stage->user, expert, b);
 }
 
 MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
@@ -202,7 +195,7 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ 
                          n);
 }
 
-/* The rows of a device-shaped output that are not a token's sum. */
+/* Zeroes the rows of a device-shaped output that are not a token's sum. */
 MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args),
@@ -212,7 +205,7 @@ MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
     if (i % slots != 0 || i / slots >= args->layer.T) memset((char *)args->output + i * bytes, 0, (size_t)bytes);
 }
 
-/* Where groups are not neighbours, a panel of m does not hold whole ones. */
+/* Whether m is rounded to MX in layouts in which a panel does not hold whole groups. */
 MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
   return call->round_activations.enabled && call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN;
 }
@@ -245,22 +238,22 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
   if (call->plan.rows > MOE_DOWN_STAGE_ROWS_ * moe_group_experts_(&call->group)) forward->down = NULL;
   moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
-  moe_checkpoint_zero_ blank = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
+  moe_checkpoint_zero_ zero = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
   moe_expert_stage_ gate_up_stage, down_stage;
   moe_gate_up_stage_(&gate_up, &gate_up_stage);
   moe_forward_down_stage_(forward, &down_stage);
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {blank.gate_up || blank.down ? l->N : 0, moe_checkpoint_zero_item_, &blank, NULL}};
-  const moe_work_ apart = moe_expert_stage_work_(&down_stage);
+                             {zero.gate_up || zero.down ? l->N : 0, moe_checkpoint_zero_item_, &zero, NULL}};
+  const moe_work_ down_products = moe_expert_stage_work_(&down_stage);
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);
-  if (forward->down) moe_run_(ctx, &apart, 1);
+  if (forward->down) moe_run_(ctx, &down_products, 1);
   moe_combine_ down = {0};
   down.call = call;
   down.products = forward->down;
   down.a = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
   down.k = l->I;
-  down.b = moe_forward_b_;
+  down.b = moe_weights_down_;
   down.add = moe_forward_add_;
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;

@@ -2,13 +2,13 @@
 #ifndef MOE_LAYER_CHECKPOINT_H
 #define MOE_LAYER_CHECKPOINT_H
 
-/* First element of (slot, gate or up, column i): the next column lies B elements on. */
+/* First element of (slot, gate or up, column i); column i+1 is B elements further. */
 MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int64_t up, int64_t i) {
   const moe_blockwise_layer *l = &call->layer;
   return ((slot / l->B * 2 + up) * l->I + i) * l->B + slot % l->B;
 }
 
-/* How many rows from `row` on, at most 64 and at most up to `end`, lie side by side in one block. */
+/* A run: how many rows from `row` on, at most 64 and before `end`, are neighbours in one block. */
 MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
   const int32_t *slot = call->plan.slot;
   int64_t n = 1;
@@ -16,7 +16,7 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
   return n;
 }
 
-/* Columns [i0, i0+n) of rows [row, row+rows), one run, from x, whose rows are 64 apart. */
+/* Stores columns [i0, i0+n) of a run of rows from x, whose rows are 64 apart. */
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
                                   int64_t i0, int64_t n, const float *x) {
   float columns[MOE_NR * MOE_NR];
@@ -26,7 +26,7 @@ MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, 
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
 }
 
-/* Whole vectors are turned where they lie. */
+/* The reverse. Whole vectors are transposed without a copy. */
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t up, int64_t i0, int64_t n, float *x) {
   float columns[MOE_NR * MOE_NR];
@@ -45,8 +45,8 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
   }
 }
 
-/* The memory of columns [i0, i0+n), both gate and up if there is a gate, of the block rows that begin at `row`: of
-   whole blocks, as far as they follow each other, or of the rest of one. */
+/* What is read for columns [i0, i0+n) of rows [row, row+rows), up and, if there is one, gate: of consecutive whole
+   blocks or of the rest of one. */
 MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                   int64_t i0, int64_t n, moe_prefetch_ *prefetch) {
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
@@ -63,21 +63,20 @@ typedef struct moe_checkpoint_zero_ {
   char *gate_up, *down; /* either may be NULL */
 } moe_checkpoint_zero_;
 
-/* Work item: block b's slots that are no rows become zero. */
+/* Work item: zeroes block b's slots that are no rows. */
 MOE_FN void moe_checkpoint_zero_item_(void *arg, int64_t b, moe_worker_ *worker) {
-  const moe_checkpoint_zero_ *blank = (const moe_checkpoint_zero_ *)arg;
-  const moe_blockwise_ *call = blank->call;
+  const moe_checkpoint_zero_ *zero = (const moe_checkpoint_zero_ *)arg;
+  const moe_blockwise_ *call = zero->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->checkpoint_size;
   (void)worker;
   for (int64_t r = 0, end; r < l->B; r = end) {
     const uint8_t *used = call->plan.used + b * l->B;
     for (end = r + 1; end < l->B && used[end] == used[r];) end++;
-    if (!used[r] && blank->down)
-      memset(blank->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
-    for (int64_t i = 0; i < 2 * l->I && blank->gate_up; i++)
+    if (!used[r] && zero->down) memset(zero->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
+    for (int64_t i = 0; i < 2 * l->I && zero->gate_up; i++)
       if (!used[r] || (call->glu.skip_gate && i < l->I))
-        memset(blank->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0,
+        memset(zero->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0,
                (size_t)((end - r) * size));
   }
 }

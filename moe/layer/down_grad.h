@@ -1,23 +1,23 @@
 /* Stage: back through the down projection and the gated unit. For every expert and panel of intermediate columns,
-   dm = dY*Wd^T, then dg, du, the rounded a*m that the weight gradient wants, bias gradients, and the panel's share of
-   dA. */
+   dm = dY*Wd^T, then dg, du, the bias gradients, the panel's part of dA, and a*m, which is x of the down weight's
+   gradient. */
 #ifndef MOE_LAYER_DOWN_GRAD_H
 #define MOE_LAYER_DOWN_GRAD_H
 
 typedef struct moe_down_grad_ {
   const moe_blockwise_ *call;
-  moe_group_ group;        /* those of the call's experts that are next; where it is one, maybe only down_x's panels */
+  moe_group_ group;        /* the experts of this round */
   moe_glu_ glu;            /* limits rounded to the checkpoint's type */
   const char *output_grad; /* dY [T,H], as the product takes it */
   const void *checkpoint;  /* [N,2,I,B] */
-  moe_panel_major_ down_x; /* inner type: a*m, or m where the affinity does not multiply it; without base: unwanted */
-  int64_t down_x_rows;     /* how many rows of a panel it has room for */
+  moe_panel_major_ down_x; /* this round's a*m (m without affinity), inner type; no base: not wanted */
+  int64_t down_x_rows;     /* rows of a panel that it has room for */
   char *pre;               /* [rows,2,I] inner type: gradients of the pre-activations */
   char *rounded;           /* the same rounded to MX, else NULL */
   char *scaled;            /* the same times the affinity (PRE_SCALE), else NULL */
-  int nt;                  /* pre and scaled leave by non-temporal stores; not with rounded, which pre is read for */
-  float *dot;              /* [rows, panels]: <dm, m> */
-  char *bias_grad;         /* [E,2,I], or NULL */
+  int nt;          /* pre and scaled are stored by non-temporal stores; not with rounded, for which pre is read */
+  float *dot;      /* [rows, panels]: <dm, m> */
+  char *bias_grad; /* [E,2,I], or NULL */
   moe_dtype bias_dtype;
   int accumulate;
 } moe_down_grad_;
@@ -26,13 +26,14 @@ enum { MOE_BIAS_SUM_FLOATS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_NR); }
 
-/* Floats that an item sums up, at most, and then a square of the gate's columns and one of up's. */
+/* Floats of an item's sums, at most, and then a square of the gate's columns and one of up's. */
 MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
   return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUM_FLOATS_ + 2 * MOE_NR * MOE_NR;
 }
 
-/* a*m is kept of a part of the experts at a time, for their weight gradients: a fifth of all of it, or as much as
-   gives every worker something to do; at the least one panel of all rows, as they may be one expert's. */
+/* The stage runs in rounds, each of as many experts as down_x has room for, followed by their weight gradients. It has
+   room for a fifth of all, or more if workers would get too little to do; at least for a panel of all rows, which may
+   be one expert's. */
 enum { MOE_DOWN_X_PARTS_ = 5 };
 #ifndef MOE_DOWN_X_MIN_BYTES
 #define MOE_DOWN_X_MIN_BYTES (2 << 20) /* bytes per worker */
@@ -44,7 +45,7 @@ MOE_FN int64_t moe_down_grad_x_rows_(const moe_blockwise_ *call, int64_t rows, i
   return all < 0 ? all : moe_min_(all, moe_max_(least, moe_ceil_div_(all, MOE_DOWN_X_PARTS_)));
 }
 
-/* Before the first experts. */
+/* Before the first round. */
 MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *down_x) {
   const moe_panel_major_ none = {down_x, 0, moe_down_grad_panels_(stage->call)};
   stage->down_x = none;
@@ -52,13 +53,13 @@ MOE_FN void moe_down_grad_start_(moe_down_grad_ *stage, char *down_x) {
   stage->group.to = 0;
 }
 
-/* Whether there are more experts, or panels. */
+/* Whether there is another round. */
 MOE_FN int moe_down_grad_more_(const moe_down_grad_ *stage) {
   return stage->group.to < stage->group.E ||
          stage->down_x.panel + stage->down_x.panels < moe_down_grad_panels_(stage->call);
 }
 
-/* On to the next ones, as many as down_x has room for, or to as many panels of one that it has none for. */
+/* The next round: as many experts as down_x has room for, or as many panels of one for which it has none. */
 MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
   moe_group_ *group = &stage->group;
   moe_panel_major_ *down_x = &stage->down_x;
@@ -73,7 +74,7 @@ MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
     group->to++;
 }
 
-/* Rows of pre or scaled, whose places have been fetched if they are not to leave by non-temporal stores. */
+/* Rows of pre or scaled. Without non-temporal stores their places have been prefetched. */
 MOE_FN void moe_down_grad_store_rows_(const moe_down_grad_ *stage, char *to, int64_t stride, const moe_glu_rows_ *glu,
                                       const float *x) {
   const moe_blockwise_ *call = stage->call;
@@ -84,18 +85,18 @@ MOE_FN void moe_down_grad_store_rows_(const moe_down_grad_ *stage, char *to, int
     kernels->vec->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
 }
 
-/* Gradients of one half (0 gate, 1 up) of the pre-activations of rows from `row` on: stored, stored scaled, and added
-   to the bias gradient. */
-MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t row, int64_t half, int64_t i0,
+/* Gradients of the gate (part 0) or up (1) pre-activations of rows from `row` on: stored, also rounded or scaled, and
+   added to the bias gradient. */
+MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t row, int64_t part, int64_t i0,
                                       const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = call->group.kernels;
   const int64_t stride = 2 * call->layer.I * call->inner_size;
-  const int64_t at = row * stride + (half * call->layer.I + i0) * call->inner_size;
+  const int64_t at = row * stride + (part * call->layer.I + i0) * call->inner_size;
   moe_down_grad_store_rows_(stage, stage->pre + at, stride, glu, grad);
-  if (stage->bias_grad) kernels->vec->add_rows(bias_sum + half * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
+  if (stage->bias_grad) kernels->vec->add_rows(bias_sum + part * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
-    float operand[MOE_NR]; /* whole groups: panels begin at multiples of 32 */
+    float operand[MOE_NR]; /* panels hold whole groups of 32 */
     moe_load_row_(kernels->vec, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
     moe_mx_round_row_(kernels, &call->round_gradients, operand, glu->n);
     moe_store_row_(kernels->vec, call->inner_dtype, stage->rounded + at + i * stride, operand, glu->n);
@@ -106,10 +107,9 @@ MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t row, 
   moe_down_grad_store_rows_(stage, stage->scaled + at, stride, glu, grad);
 }
 
-/* Rows from `row` on, at most 64, of an expert, whose dm is in glu->dm, and whose pre-activations are one run of the
-   checkpoint. */
-MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t i0, moe_glu_rows_ *glu,
-                               float *bias_sum) {
+/* An expert's rows from `row` on, a run of the checkpoint, with dm in glu->dm. */
+MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t i0,
+                                moe_glu_rows_ *glu, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const int64_t size = call->inner_size, stride = call->layer.I * size, panels = moe_down_grad_panels_(call);
   char *down_x =
@@ -128,7 +128,7 @@ MOE_FN void moe_down_grad_run_(const moe_down_grad_ *stage, int64_t expert, int6
   moe_down_grad_store_part_(stage, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
-/* Products dm, which are used up. */
+/* The products are dm; they are overwritten. */
 MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
   float *tiles = p->sum + moe_down_grad_sums_(stage->call) - 2 * MOE_NR * MOE_NR, dot[MOE_NR];
@@ -140,27 +140,8 @@ MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_expert_c_ *p) {
   for (int64_t at = 0; at < p->rows; at += glu.rows) {
     glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
     glu.dm = glu.m = p->c + at * MOE_NR;
-    moe_down_grad_run_(stage, p->expert, p->first + at, p->panel * MOE_NR, &glu,
-                       p->sum + p->within * MOE_BIAS_SUM_FLOATS_);
+    moe_down_grad_rows_(stage, p->expert, p->first + at, p->panel * MOE_NR, &glu, p->sum);
   }
-}
-
-MOE_FN void moe_down_grad_store_bias_(const moe_down_grad_ *stage, int64_t expert, int64_t i0, int64_t n,
-                                      float *bias_sum) {
-  const int64_t size = moe_dtype_bytes_(stage->bias_dtype);
-  for (int64_t half = 0; half < 2 && stage->bias_grad; half++)
-    moe_store_sum_(stage->call->group.kernels,
-                   stage->bias_grad + ((expert * 2 + half) * stage->call->layer.I + i0) * size, stage->bias_dtype,
-                   bias_sum + half * MOE_NR, n, stage->accumulate);
-}
-
-MOE_FN void moe_down_grad_b_(const void *arg, int64_t expert, moe_b_ *b) {
-  moe_weights_down_transposed_(((const moe_down_grad_ *)arg)->call, expert, b);
-}
-
-MOE_FN void moe_down_grad_begin_(void *arg, moe_item_ span, float *sum) {
-  (void)arg;
-  memset(sum, 0, (size_t)(span.count * MOE_BIAS_SUM_FLOATS_) * sizeof *sum);
 }
 
 MOE_FN void moe_down_grad_reads_(const void *arg, const moe_expert_c_ *p, moe_prefetch_ *prefetch) {
@@ -168,13 +149,13 @@ MOE_FN void moe_down_grad_reads_(const void *arg, const moe_expert_c_ *p, moe_pr
   moe_checkpoint_reads_(stage->call, stage->checkpoint, p->first, p->rows, p->panel * MOE_NR, p->n, prefetch);
 }
 
-MOE_FN void moe_down_grad_end_(void *arg, moe_item_ span, float *sum) {
+/* Stores a panel's bias gradients. */
+MOE_FN void moe_down_grad_store_sums_(void *arg, int64_t expert, int64_t panel, float *sum) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  for (int64_t p = 0; p < span.count; p++) {
-    const int64_t i0 = (span.first + p) * MOE_NR;
-    moe_down_grad_store_bias_(stage, span.expert, i0, moe_min_(MOE_NR, stage->call->layer.I - i0),
-                              sum + p * MOE_BIAS_SUM_FLOATS_);
-  }
+  const int64_t I = stage->call->layer.I, i0 = panel * MOE_NR, size = moe_dtype_bytes_(stage->bias_dtype);
+  for (int64_t part = 0; part < 2 && stage->bias_grad; part++)
+    moe_store_sum_(stage->call->group.kernels, stage->bias_grad + ((expert * 2 + part) * I + i0) * size,
+                   stage->bias_dtype, sum + part * MOE_NR, moe_min_(MOE_NR, I - i0), stage->accumulate);
 }
 
 MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *stage) {
@@ -183,12 +164,12 @@ MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *s
   stage->group = &down_grad->group;
   stage->a = (moe_rows_){down_grad->output_grad, call->layer.H * call->size, call->plan.token};
   stage->a_dtype = call->dtype;
-  stage->b = moe_down_grad_b_;
+  stage->b = moe_weights_down_transposed_;
+  stage->weights = call;
   stage->store_panel = moe_down_grad_epilogue_;
   stage->reads = moe_down_grad_reads_;
-  stage->sums = moe_down_grad_sums_(call);
-  stage->begin = moe_down_grad_begin_;
-  stage->end = moe_down_grad_end_;
+  stage->panel_sums = MOE_BIAS_SUM_FLOATS_;
+  stage->store_sums = moe_down_grad_store_sums_;
   stage->arg = down_grad;
   moe_expert_stage_start_(stage, down_grad->down_x.panels, call->layer.H);
   stage->split.panel = down_grad->down_x.panel;

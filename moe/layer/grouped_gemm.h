@@ -67,7 +67,7 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, void *state, const moe_ca
   g->op = (moe_grouped_op_)call->kind;
   g->dtype = call->dtype;
   g->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
-  g->weight = moe_packed_of_(MOE_PACK_GROUPED, g->group.panel, call->dtype, args->E, args->N, args->K, NULL);
+  moe_packed_init_(&g->weight, MOE_PACK_GROUPED, g->group.panel, call->dtype, args->E, args->N, args->K, NULL);
   g->total = args->num_tokens * args->topk;
   g->size = moe_dtype_bytes_(call->dtype);
   moe_grouped_list_(g, tensors);
@@ -93,7 +93,7 @@ MOE_FN moe_status moe_grouped_check_contents_(moe_context *ctx, const void *stat
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* Where the rows of X and of Y (or dY) for sorted positions lie. */
+/* The rows of X and of dY for sorted positions. */
 MOE_FN moe_rows_ moe_grouped_x_(const moe_grouped_ *g) {
   const moe_rows_ rows = {(const char *)g->args->X, g->args->K * g->size, g->args->permute_x ? g->token : NULL};
   return rows;
@@ -112,7 +112,8 @@ MOE_FN void moe_grouped_b_(const void *arg, int64_t expert, moe_b_ *b) {
     moe_weight_b_(&g->weight, args->W, args->packed_W, expert, b);
     return;
   }
-  const moe_packed_ rows = moe_packed_of_(MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K, NULL);
+  moe_packed_ rows;
+  moe_packed_init_(&rows, MOE_PACK_DOWN, g->group.panel, g->dtype, args->E, args->N, args->K, NULL);
   moe_plain_b_(&rows, args->W, expert, b);
 }
 
@@ -124,7 +125,7 @@ MOE_FN int64_t moe_grouped_depth_(const moe_grouped_ *g) {
 }
 MOE_FN int64_t moe_grouped_panels_(const moe_grouped_ *g) { return moe_ceil_div_(moe_grouped_columns_(g), MOE_NR); }
 
-/* The result, and whether its rows lie as gather_indices has them, not as sorted. */
+/* The result, and whether its rows are stored by gather_indices instead of as sorted. */
 MOE_FN char *moe_grouped_out_(const moe_grouped_ *g) {
   return (char *)(g->op == MOE_GROUPED_FORWARD ? g->args->Y : g->args->dX);
 }
@@ -132,7 +133,7 @@ MOE_FN int moe_grouped_scatters_(const moe_grouped_ *g) {
   return g->op == MOE_GROUPED_FORWARD ? g->args->permute_y : g->args->permute_x;
 }
 
-/* Columns [at, at+n) of the rows for sorted positions [pos, pos+rows) leave. */
+/* Stores columns [at, at+n) of the rows for sorted positions [pos, pos+rows). */
 MOE_FN void moe_grouped_store_(const moe_grouped_ *g, int64_t pos, int64_t rows, int64_t at, int64_t n, float *c) {
   const moe_grouped_gemm_args *args = g->args;
   const int forward = g->op == MOE_GROUPED_FORWARD, scatters = moe_grouped_scatters_(g);
@@ -154,6 +155,7 @@ MOE_FN void moe_grouped_stage_(moe_grouped_ *g, moe_expert_stage_ *stage) {
   stage->a = g->op == MOE_GROUPED_FORWARD ? moe_grouped_x_(g) : moe_grouped_dy_(g);
   stage->a_dtype = g->dtype;
   stage->b = moe_grouped_b_;
+  stage->weights = g;
   stage->store_panel = moe_grouped_epilogue_;
   stage->arg = g;
   if (!moe_grouped_scatters_(g))
@@ -161,7 +163,7 @@ MOE_FN void moe_grouped_stage_(moe_grouped_ *g, moe_expert_stage_ *stage) {
   moe_expert_stage_start_(stage, moe_grouped_panels_(g), moe_grouped_depth_(g));
 }
 
-/* Work item: 64 columns of the rows at no position. */
+/* Work item: zeroes 64 columns of the rows at no position. */
 MOE_FN void moe_grouped_zero_item_(void *arg, int64_t panel, moe_worker_ *worker) {
   const moe_grouped_ *g = (const moe_grouped_ *)arg;
   const int64_t at = panel * MOE_NR, n = moe_min_(MOE_NR, moe_grouped_columns_(g) - at);
@@ -173,9 +175,9 @@ MOE_FN void moe_grouped_zero_item_(void *arg, int64_t panel, moe_worker_ *worker
 MOE_FN void moe_grouped_dw_(const moe_grouped_ *g, moe_weight_grad_ *stage) {
   memset(stage, 0, sizeof *stage);
   stage->group = &g->group;
-  stage->x = moe_grouped_dy_(g);
-  stage->y = moe_grouped_x_(g);
-  stage->x_dtype = stage->y_dtype = g->dtype;
+  stage->x.rows = moe_grouped_dy_(g);
+  stage->y.rows = moe_grouped_x_(g);
+  stage->x.dtype = stage->y.dtype = g->dtype;
   stage->m = stage->m_to = g->args->N;
   stage->n = g->args->K;
   stage->output = (char *)g->args->dW;

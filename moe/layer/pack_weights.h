@@ -1,5 +1,4 @@
-/* moe_pack_weights_*: a weight tensor as the panels moe_multiply_ would have packed, behind a header that says
-   which. */
+/* moe_pack_weights_*: a weight tensor as packed panels of B, with a header that says what was packed. */
 #ifndef MOE_LAYER_PACK_WEIGHTS_H
 #define MOE_LAYER_PACK_WEIGHTS_H
 
@@ -19,23 +18,20 @@ typedef struct moe_packed_ {
   moe_quantized_ quantized; /* the weight itself, if it is */
 } moe_packed_;
 
-MOE_FN moe_packed_ moe_packed_of_(moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
-                                  int64_t rows, int64_t columns, const moe_quantized_weight *quantized) {
+MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
+                             int64_t rows, int64_t columns, const moe_quantized_weight *quantized) {
   const int grouped = layout == MOE_PACK_GROUPED, parts = layout == MOE_PACK_GATE_UP || layout == MOE_PACK_UP ? 2 : 1;
-  moe_packed_ p;
-  memset(&p, 0, sizeof p);
-  p.layout = layout;
-  p.panel = kind;
-  p.dtype = dtype;
-  p.E = E;
-  p.rows = rows;
-  p.columns = columns;
-  p.k = grouped ? columns : rows;
-  p.width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
-  p.panels = moe_ceil_div_(grouped ? rows : columns, p.width);
-  p.panel_bytes = moe_panel_bytes_(kind, p.k);
-  p.quantized = moe_quantized_of_(quantized, dtype, E, p.k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
-  return p;
+  p->layout = layout;
+  p->panel = kind;
+  p->dtype = dtype;
+  p->E = E;
+  p->rows = rows;
+  p->columns = columns;
+  p->k = grouped ? columns : rows;
+  p->width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
+  p->panels = moe_ceil_div_(grouped ? rows : columns, p->width);
+  p->panel_bytes = moe_panel_bytes_(kind, p->k);
+  p->quantized = moe_quantized_of_(quantized, dtype, E, p->k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
 }
 
 MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) {
@@ -70,7 +66,7 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
 
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
-/* An expert's columns where they lie in the plain tensor. */
+/* An expert's columns of a plain tensor as B. */
 MOE_FN void moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert, moe_b_ *b) {
   const int64_t size = moe_dtype_bytes_(p->dtype);
   const int64_t parts = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
@@ -88,7 +84,7 @@ MOE_FN void moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t exper
   if (p->layout == MOE_PACK_GATE_UP) b->base[1] = b->base[0] + p->columns * size;
 }
 
-/* The same from wherever there is one: packed if given, else quantised, else plain. */
+/* An expert's columns as B: packed if given, else quantised, else plain. */
 MOE_FN void moe_weight_b_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert, moe_b_ *b) {
   if (!packed && p->quantized.weight) {
     moe_quantized_b_(&p->quantized, expert, 0, b);
@@ -130,8 +126,8 @@ MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_
   moe_group_ group;
   moe_group_init_(&group, call->dtype, args->E);
   job->kernels = group.kernels;
-  job->packed =
-      moe_packed_of_(args->layout, group.panel, call->dtype, args->E, args->rows, args->columns, args->quantized);
+  moe_packed_init_(&job->packed, args->layout, group.panel, call->dtype, args->E, args->rows, args->columns,
+                   args->quantized);
   const int64_t size = moe_dtype_bytes_(job->packed.dtype);
   const moe_tensor_ own[] = {
       {"weight", args->quantized ? NULL : args->weight,

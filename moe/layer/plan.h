@@ -1,30 +1,29 @@
-/* The plan of a blockwise call: the routing metadata turned into lists of rows. A row is one (token, expert) pair at
-   work; padding, idle blocks and, without accumulation, overwritten rows have dropped out. Rows are numbered by expert
-   and, within an expert, in block order, so an expert's rows lie together however its blocks are scattered. */
+/* The plan of a blockwise call: the routing metadata as lists of rows. A row is one (token, expert) pair; padding, idle
+   blocks and, without accumulation, overwritten rows are left out. Rows are numbered by expert and, for one expert, in
+   block order, so that an expert's rows are contiguous wherever its blocks are. */
 #ifndef MOE_LAYER_PLAN_H
 #define MOE_LAYER_PLAN_H
 
 enum {
-  MOE_CHUNK_TOKENS =
-      1024, /* tokens whose partial outputs a worker holds at a time: 64 floats each and panel, for L2; */
-  MOE_CHUNK_TOKENS_MAX = 4096, /* or up to so many, so that */
-  MOE_CHUNK_EXPERT_ROWS_ = 128 /* an expert finds as many rows among them: every chunk reads all weights */
+  MOE_CHUNK_TOKENS = 1024,     /* tokens whose outputs a worker sums up at a time: 64 floats each per panel, in L2; */
+  MOE_CHUNK_TOKENS_MAX = 4096, /*   or up to so many, since every chunk reads all weights, */
+  MOE_CHUNK_EXPERT_ROWS_ = 128 /*   until an expert has as many rows in a chunk */
 };
 
 typedef struct moe_plan_ {
   int64_t rows, chunks;
-  int64_t chunk_rows;   /* tokens of every chunk but, maybe, the last */
+  int64_t chunk_tokens; /* tokens of a chunk; the last may have fewer */
   int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int32_t *token;       /* [rows] */
   int32_t *slot;        /* [rows]: block * B + row in the block */
   float *affinity;      /* [rows] */
-  int32_t *run;         /* [rows]: which stretch of blocks of one expert, counted in block order */
+  int32_t *run;         /* [rows]: number of its run, which is consecutive blocks of one expert */
   int32_t *run_expert;  /* [N] */
-  int32_t *order;       /* [rows]: rows by chunk of tokens, in block order within a chunk */
+  int32_t *order;       /* [rows]: rows by chunk of tokens, then in block order */
   int64_t *chunk_first; /* [chunks+1] */
-  uint8_t *used;        /* [N*B]: 1 for slots that are rows */
-  int64_t *fill;        /* [E + chunks] working counters */
-  int32_t *last;        /* [T] last slot of each token, when only that one counts */
+  uint8_t *used;        /* [N*B]: whether the slot is a row */
+  int64_t *counters;    /* [E + chunks]: counters */
+  int32_t *last;        /* [T]: each token's last slot, if only that one counts; else NULL */
 } moe_plan_;
 
 /* How many rows there can be. */
@@ -33,8 +32,8 @@ MOE_FN int64_t moe_plan_rows_max_(const moe_blockwise_layer *layer) {
   return layer->max_rows > 0 ? moe_min_(layer->max_rows, slots) : slots;
 }
 
-/* Tokens of a chunk: equal ones, so that workers end together. */
-MOE_FN int64_t moe_plan_chunk_rows_(const moe_blockwise_layer *layer) {
+/* Tokens of a chunk. Chunks are equal, so that workers finish together. */
+MOE_FN int64_t moe_plan_chunk_tokens_(const moe_blockwise_layer *layer) {
   const double rows = (double)moe_plan_rows_max_(layer) / (double)moe_max_(1, layer->E); /* of an expert */
   int64_t chunk = MOE_CHUNK_TOKENS;
   while (chunk < MOE_CHUNK_TOKENS_MAX && rows * (double)chunk < (double)MOE_CHUNK_EXPERT_ROWS_ * (double)layer->T)
@@ -44,8 +43,8 @@ MOE_FN int64_t moe_plan_chunk_rows_(const moe_blockwise_layer *layer) {
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
   const int64_t rows = moe_mul_(moe_plan_rows_max_(layer), 4);
-  plan->chunk_rows = moe_plan_chunk_rows_(layer);
-  plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_rows));
+  plan->chunk_tokens = moe_plan_chunk_tokens_(layer);
+  plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_tokens));
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
   plan->token = (int32_t *)moe_take_(arena, rows);
   plan->slot = (int32_t *)moe_take_(arena, rows);
@@ -55,11 +54,11 @@ MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_block
   plan->order = (int32_t *)moe_take_(arena, rows);
   plan->chunk_first = (int64_t *)moe_take_(arena, (plan->chunks + 1) * 8);
   plan->used = (uint8_t *)moe_take_(arena, moe_mul_(layer->N, layer->B));
-  plan->fill = (int64_t *)moe_take_(arena, (layer->E + plan->chunks) * 8);
+  plan->counters = (int64_t *)moe_take_(arena, (layer->E + plan->chunks) * 8);
   plan->last = last_only ? (int32_t *)moe_take_(arena, moe_mul_(layer->T, 4)) : NULL;
 }
 
-/* The expert of block b, or -1 for a block that does nothing. */
+/* The expert of block b, or -1 if it is idle. */
 MOE_FN int64_t moe_block_expert_(const moe_blockwise_layer *layer, int64_t b) {
   if (layer->conditions && layer->conditions[b] == 0) return -1;
   if (!layer->block_to_expert) return b;
@@ -68,7 +67,7 @@ MOE_FN int64_t moe_block_expert_(const moe_blockwise_layer *layer, int64_t b) {
 
 MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) { return token < 0 || token == layer->T; }
 
-/* Every id is looked at before anything is dereferenced or written. */
+/* Checks every id before any is used. */
 MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *layer) {
   for (int64_t b = 0; b < layer->N; b++) {
     if (layer->conditions && layer->conditions[b] != 0 && layer->conditions[b] != 1)
@@ -98,10 +97,10 @@ MOE_FN void moe_prefix_sums_(int64_t *first, int64_t *count, int64_t n) {
   }
 }
 
-/* Marks the slots at work and counts them by expert and by chunk. */
+/* Marks the slots that are rows and counts them by expert and by chunk. */
 MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
-  int64_t *by_expert = plan->fill, *by_chunk = plan->fill + layer->E;
-  memset(plan->fill, 0, (size_t)(layer->E + plan->chunks) * sizeof *plan->fill);
+  int64_t *by_expert = plan->counters, *by_chunk = plan->counters + layer->E;
+  memset(plan->counters, 0, (size_t)(layer->E + plan->chunks) * sizeof *plan->counters);
   for (int64_t b = 0; b < layer->N; b++) {
     const int64_t expert = moe_block_expert_(layer, b);
     for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
@@ -117,7 +116,7 @@ MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
       if (plan->used[slot] && plan->last && plan->last[token] != slot) plan->used[slot] = 0;
       if (!plan->used[slot]) continue;
       by_expert[expert]++;
-      by_chunk[token / plan->chunk_rows]++;
+      by_chunk[token / plan->chunk_tokens]++;
     }
   }
   moe_prefix_sums_(plan->first, by_expert, layer->E);
@@ -125,12 +124,12 @@ MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
   plan->rows = plan->first[layer->E];
 }
 
-/* Affinities are read as float; all are 1 where the layer has none. */
+/* Affinities become float; where the layer has none they are 1. */
 MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, const moe_kernels *kernels,
                             moe_dtype affinity_dtype) {
   const char *affinities = (const char *)layer->expert_affinities_masked;
   const int64_t size = moe_dtype_bytes_(affinity_dtype);
-  int64_t *by_expert = plan->fill, *by_chunk = plan->fill + layer->E, previous = -1;
+  int64_t *by_expert = plan->counters, *by_chunk = plan->counters + layer->E, previous = -1;
   int32_t run = -1;
   moe_plan_count_(plan, layer);
   for (int64_t b = 0; b < layer->N; b++) {
@@ -141,7 +140,7 @@ MOE_FN void moe_plan_build_(moe_plan_ *plan, const moe_blockwise_layer *layer, c
     for (int64_t slot = b * layer->B; slot < (b + 1) * layer->B; slot++) {
       if (!plan->used[slot]) continue;
       const int32_t token = layer->token_position_to_id[slot];
-      const int64_t row = plan->first[expert] + by_expert[expert]++, chunk = token / plan->chunk_rows;
+      const int64_t row = plan->first[expert] + by_expert[expert]++, chunk = token / plan->chunk_tokens;
       plan->token[row] = token;
       plan->slot[row] = (int32_t)slot;
       plan->run[row] = run;

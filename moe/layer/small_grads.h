@@ -1,21 +1,21 @@
-/* Stages: the gradients that are no matrix products, of the affinities and of the down bias. */
+/* Stages: the gradients that are no matrix products: of the affinities and of the down bias. */
 #ifndef MOE_LAYER_SMALL_GRADS_H
 #define MOE_LAYER_SMALL_GRADS_H
 
 typedef struct moe_small_grads_ {
   const moe_blockwise_ *call;
   const char *output_grad; /* dY [T,H] */
-  const float *dot;        /* [rows, dots] shares of dA, or NULL: all dA are 0 */
+  const float *dot;        /* [rows, dots]: parts of dA, to be added; NULL: all dA are 0 */
   int64_t dots;
   const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
-  int bias_term;               /* add <dY, b_d> to the shares */
+  int bias_term;               /* dA also has the part <dY, b_d> */
   char *affinity_grad;         /* [T*E], or NULL */
   char *down_bias_grad;        /* [E,H], or NULL */
   moe_dtype bias_dtype;
   uint32_t accumulate;
 } moe_small_grads_;
 
-/* Contract 4's dot product of two stored rows. */
+/* The dot product (numeric contract 4) of two stored rows. */
 MOE_FN float moe_dot_rows_(const moe_kernels *kernels, moe_dtype a_dtype, const char *a, moe_dtype b_dtype,
                            const char *b, int64_t n) {
   float sum = 0.0f, x[MOE_NR], y[MOE_NR];
@@ -43,7 +43,7 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   return sum;
 }
 
-/* Work item: one expert's column of the affinity gradient; pairs that occur twice add up before the one rounding. */
+/* Work item: one expert's column of the affinity gradient; pairs that occur twice are added before the one rounding. */
 MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;

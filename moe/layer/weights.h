@@ -1,6 +1,6 @@
-/* The weights of a blockwise layer as right operands, however they are given: columns of gate and up over H and of down
-   over I in the forward, of down over H (columns along I) and of gate and up over both their I (columns along H) in the
-   backward. */
+/* The weights of a blockwise layer as B, plain, packed or quantised. Forward: columns of gate and up over H, columns of
+   down over I. Backward: columns along I over H (down), columns along H over both I (gate and up). Each function's
+   first argument is a moe_blockwise_. */
 #ifndef MOE_LAYER_WEIGHTS_H
 #define MOE_LAYER_WEIGHTS_H
 
@@ -24,7 +24,7 @@ MOE_FN void moe_weights_down_transposed_as_given_(const void *arg, int64_t exper
     moe_b_transposed_(b, (const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
 }
 
-/* With skip_gate over up alone. */
+/* With skip_gate up only. */
 MOE_FN void moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   const moe_blockwise_layer *l = &call->layer;
@@ -36,28 +36,32 @@ MOE_FN void moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t ex
                       l->H, call->dtype, 2 * l->I - from);
 }
 
-/* A quantised weight is rounded already along the forward's contraction. */
-MOE_FN void moe_weights_gate_up_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+/* Rounded to MX if that is wanted; a quantised weight is already, along the forward's contraction. */
+MOE_FN void moe_weights_gate_up_(const void *arg, int64_t expert, moe_b_ *b) {
+  const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   moe_weights_gate_up_as_given_(call, expert, b);
   if (!call->gate_up.quantized.weight) moe_rounded_b_(&call->rounded_gate_up, expert, b);
 }
 
-MOE_FN void moe_weights_down_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+MOE_FN void moe_weights_down_(const void *arg, int64_t expert, moe_b_ *b) {
+  const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   moe_weights_down_as_given_(call, expert, b);
   if (!call->down.quantized.weight) moe_rounded_b_(&call->rounded_down, expert, b);
 }
 
-MOE_FN void moe_weights_down_transposed_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+MOE_FN void moe_weights_down_transposed_(const void *arg, int64_t expert, moe_b_ *b) {
+  const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   moe_weights_down_transposed_as_given_(call, expert, b);
   moe_rounded_b_(&call->rounded_down_transposed, expert, b);
 }
 
-MOE_FN void moe_weights_gate_up_transposed_(const moe_blockwise_ *call, int64_t expert, moe_b_ *b) {
+MOE_FN void moe_weights_gate_up_transposed_(const void *arg, int64_t expert, moe_b_ *b) {
+  const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   moe_weights_gate_up_transposed_as_given_(call, expert, b);
   moe_rounded_b_(&call->rounded_gate_up_transposed, expert, b);
 }
 
-/* What a quantised weight stands for is a float. The call must stay where it is. */
+/* The elements of a quantised weight are floats. The call must not move afterwards. */
 MOE_FN void moe_weights_resolve_(moe_blockwise_ *call) {
   const moe_mx_round_ *round = &call->round_weights;
   const int64_t H = call->layer.H, I = call->layer.I;
