@@ -2,6 +2,12 @@
 #ifndef MOE_KERNELS_H
 #define MOE_KERNELS_H
 
+/* How the cores of a maker behave where it matters to kernels. */
+typedef struct moe_core_ {
+  int drops_prefetches;                         /* while too many are under way; others wait until there is room */
+  int small_m_two_rows, small_m_two_rows_16bit; /* see MOE_SMALL_M_TWO_ROWS */
+} moe_core_;
+
 typedef struct moe_kernels {
   moe_isa isa;
   const moe_core_ *core;

@@ -10,6 +10,7 @@
 #include "vec/activation.inl"
 #include "vec/glu.inl"
 #include "vec/row.inl"
+#include "router/score.inl"
 #if MOE_VECTORS
 #include "gemm/ukernel_f32.inl"
 #include "gemm/small_m.inl"

@@ -1,5 +1,5 @@
-/* The runner of the public operations. An operation says what it checks, which tensors it takes, what its workspace holds
-   and what it runs. The order of these, and all that is the same for every operation, is here. */
+/* The runner of the public operations. An operation says what it checks, which tensors it takes, what its workspace
+   holds and what it runs. The order of these, and all that is the same for every operation, is here. */
 #ifndef MOE_OP_H
 #define MOE_OP_H
 

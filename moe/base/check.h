@@ -13,7 +13,7 @@ typedef struct moe_tensor_ {
   moe_role_ role;
 } moe_tensor_;
 
-/* Those of a call. */
+/* The tensors of a call. */
 enum { MOE_TENSORS_MAX_ = 32 };
 typedef struct moe_tensors_ {
   moe_tensor_ tensor[MOE_TENSORS_MAX_];
@@ -63,7 +63,7 @@ MOE_FN moe_status moe_check_positive_(moe_context *ctx, const char *name, int64_
   return value > 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "must be at least 1");
 }
 
-/* Ids travel as int32, so counts that index them must fit. */
+/* Ids are int32, so what they count must fit. */
 MOE_FN moe_status moe_check_count_(moe_context *ctx, const char *name, int64_t value) {
   MOE_TRY(moe_check_positive_(ctx, name, value));
   return value < INT32_MAX ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, name, "does not fit in 32-bit ids");
@@ -79,7 +79,7 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
              : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
 }
 
-/* How many values an enum has: its list's entries, and MOE_DTYPE_DEFAULT. */
+/* How many values the enums have that come from a list. */
 #define MOE_ONE_(...) +1
 enum {
   MOE_ISA_COUNT_ = 0 MOE_ISA_LIST(MOE_ONE_),
@@ -89,8 +89,7 @@ enum {
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 
-/* The finite test is on bits that the compiler cannot trace back: under -ffast-math comparisons mean little, and clang
-   takes every float that it sees to be finite. */
+/* Tests bits that the compiler cannot trace back to a float: under -ffast-math it takes every float to be finite. */
 MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, const float *value) {
   uint32_t bits;
   memcpy(&bits, value, 4);

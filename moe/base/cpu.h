@@ -29,15 +29,14 @@ MOE_FN int moe_cpu_has_(moe_isa isa) {
 #endif
 }
 
-/* Each has all that those before it have. */
+/* Every instruction set includes those before it. */
 MOE_FN moe_isa moe_cpu_best_(void) {
   int isa = MOE_ISA_AVX512BF16;
   while (isa > 0 && !moe_cpu_has_((moe_isa)isa)) isa--;
   return (moe_isa)isa;
 }
 
-/* What is peculiar to such cores is said where it matters. MOE_CPU_INTEL, 0 or 1: every CPU is taken for one or not, so
-   that tests see both on one machine. */
+/* MOE_CPU_INTEL, 0 or 1, decides it instead of the CPU, so that tests see both on one machine. */
 MOE_FN int moe_cpu_is_intel_(void) {
 #ifdef MOE_CPU_INTEL
   return MOE_CPU_INTEL;
@@ -49,14 +48,8 @@ MOE_FN int moe_cpu_is_intel_(void) {
 #endif
 }
 
-/* How a make of cores behaves where kernels care. */
-typedef struct moe_core_ {
-  int drops_prefetches;                         /* while too many are under way; others wait until there is room */
-  int small_m_two_rows, small_m_two_rows_16bit; /* see MOE_SMALL_M_TWO_ROWS */
-} moe_core_;
-
-/* What was stored by non-temporal stores is there for other threads. Below -O2 gcc leaves the vector registers' upper halves
-   in use, and the caller's SSE code crawls ever after. */
+/* Ends a worker's use of vectors. Non-temporal stores become visible to other threads. And gcc below -O2 does not clear
+   the upper parts of vector registers, which would make the caller's SSE code slow. */
 MOE_FN __attribute__((noinline)) void moe_cpu_clean_(void) {
 #if MOE_X86
   __asm__ volatile("sfence" ::: "memory");

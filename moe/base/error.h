@@ -33,7 +33,7 @@ size_t moe_dtype_size(moe_dtype dtype) {
   return 0;
 }
 
-/* Records the outcome; the sentence is "<argument> <what>". Returns status, so that checks end in
+/* Records an error; the sentence is "<argument> <what>". Returns the status, so that checks end in
    `return moe_fail_(...)`. */
 MOE_FN moe_status moe_fail_(moe_context *ctx, moe_status status, const char *argument, const char *what) {
   if (ctx) {

@@ -1,6 +1,5 @@
-/* The floating-point environment: every worker works in round-to-nearest with gradual underflow and gives the caller's
-   modes back. moe_flush_* is the mode in which plain fused multiply-adds behave as a bf16 dot product does (numeric
-   contract 1). */
+/* The floating-point environment. Every worker rounds to nearest, with gradual underflow, and restores the caller's
+   modes. After moe_flush_on_ fused multiply-adds treat denormals as a bf16 dot product does (numeric contract 1). */
 #ifndef MOE_BASE_FPENV_H
 #define MOE_BASE_FPENV_H
 

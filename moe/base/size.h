@@ -1,4 +1,4 @@
-/* Overflow-checked sizes. A negative size is the error value and stays one through every operation. */
+/* Sizes with overflow checks. A negative size means that it overflowed, and every operation on it gives one. */
 #ifndef MOE_BASE_SIZE_H
 #define MOE_BASE_SIZE_H
 

@@ -10,8 +10,8 @@
 
 #define MOE_UNUSED       __attribute__((unused))
 #define MOE_LINE_ALIGNED __attribute__((aligned(64)))
-/* A function with one caller clang compiles by itself and again in there, which takes a tenth of its time: only
-   MOE_EITHER are inlined where the compiler likes (measured: what is called once per piece of a line). */
+/* Functions. clang would inline a function with one caller, and compile it twice: that takes a tenth of its time. So
+   MOE_FN is not inlined there, and MOE_EITHER is for small functions in loops, where the compiler decides. */
 #define MOE_EITHER static MOE_UNUSED
 #ifdef __clang__
 #define MOE_FN MOE_EITHER __attribute__((noinline))
@@ -34,12 +34,11 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #define MOE_MOVES_ ""
 #endif
 
-/* MOE_EXACT_BEGIN .. END: floating point as written, whatever -ffast-math or -ffp-contract the user compiles with.
-   clang attaches these flags to the code inside its own intrinsics, so immintrin.h is first included in such a
-   region. */
+/* MOE_EXACT_BEGIN .. END: floating point as written, even if the user compiles with -ffast-math or -ffp-contract. clang
+   attaches these flags to the code of its intrinsics as well, so immintrin.h is first included in such a region. */
 #if defined(__clang__)
-#ifdef __FAST_MATH__ /* its flags reach past the pragmas (selects, sqrt, fma without hardware), but where operations
-                        may trap */
+#ifdef __FAST_MATH__ /* the pragmas do not undo all of it (selects, sqrt, fma without hardware) unless operations may
+                        trap */
 #define MOE_EXACT_TRAPS MOE_PRAGMA(clang fp exceptions(maytrap))
 #else
 #define MOE_EXACT_TRAPS
@@ -52,14 +51,14 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
   MOE_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define MOE_TARGET_END MOE_PRAGMA(clang attribute pop)
 #define MOE_UNROLL     MOE_PRAGMA(clang loop unroll(full))
-#define MOE_UNROLL_FEW MOE_PRAGMA(clang loop unroll_count(2)) /* wholly where there are no more */
+#define MOE_UNROLL_FEW MOE_PRAGMA(clang loop unroll_count(2)) /* fully, if the loop has two iterations */
 #elif defined(__GNUC__)
 #define MOE_EXACT_BEGIN                                                                                       \
   MOE_PRAGMA(GCC push_options)                                                                                \
   MOE_PRAGMA(GCC optimize("no-fast-math", "no-associative-math", "no-reciprocal-math", "no-finite-math-only", \
                           "signed-zeros", "no-unsafe-math-optimizations", "fp-contract=off"))
 #define MOE_EXACT_END MOE_PRAGMA(GCC pop_options)
-/* Passes that find next to nothing anywhere, as what is to be inlined says so and few stores are redundant. */
+/* Passes that find next to nothing in this code. */
 #if __GNUC__ >= 11
 #define MOE_OPTIMIZE_NO_MODREF_ "no-ipa-modref",
 #else
@@ -68,8 +67,8 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #define MOE_OPTIMIZE_LESS_                                                                                  \
   MOE_OPTIMIZE_NO_MODREF_ "no-tree-dse", "no-dse", "no-ipa-pure-const", "no-ipa-ra", "no-ipa-cp", "no-ipa-sra", \
       "no-early-inlining"
-/* Without the other passes kernels' inner loops hold as many instructions, or one or two more. optimize stands before
-   target: gcc drops it where it follows within a macro. */
+/* Without these passes inner loops of kernels have at most two instructions more. `optimize` must precede `target`: gcc
+   drops it where it follows within a macro. */
 #define MOE_TARGET_BEGIN(features)                                                                  \
   MOE_PRAGMA(GCC push_options)                                                                      \
   MOE_PRAGMA(GCC optimize("no-tree-pre", "no-gcse", "no-rerun-cse-after-loop", "no-tree-vectorize", \
@@ -82,9 +81,8 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #error "moe.h needs gcc or clang"
 #endif
 
-/* MOE_QUICK_BEGIN .. END: code that only arranges the kernels' work, and runs as fast when it is compiled in half the
-   time. gcc takes -O1 for it without the passes that cost most and find least there; clang must not unroll or inline
-   beyond what is asked for. */
+/* MOE_QUICK_BEGIN .. END: code that only calls kernels. It runs as fast if it is compiled with less effort, which takes
+   half the time: gcc at -O1 without the passes that cost most, clang without unrolling or inlining on its own. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_BEGIN MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
 #define MOE_QUICK_END   MOE_PRAGMA(clang attribute pop)
@@ -101,8 +99,7 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #define MOE_QUICK_END
 #endif
 
-/* x, as if it had been computed here, in a register where that kind is known: gcc would load a vector again for each of
-   three uses. */
+/* x, as if it were computed here, in a register. gcc would otherwise load a vector again for each use. */
 #if defined(__x86_64__) || defined(__i386__)
 #define MOE_IN_REGISTER(x) __asm__("" : "+x"(x))
 #elif defined(__aarch64__) || defined(__arm__)
@@ -113,15 +110,15 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #define MOE_IN_REGISTER(x) __asm__("" : "+m"(x))
 #endif
 
-/* clang's backend fuses a product into a following sum under -ffp-contract=fast (part of -ffast-math), whatever the
-   pragmas say. It cannot see through this: every product the vocabulary returns has passed it. */
+/* Under -ffp-contract=fast (part of -ffast-math) clang's backend fuses a product with a following sum, in spite of the
+   pragmas. This hides the product from it; every product in moe/simd/ goes through it. */
 #ifdef __clang__
 #define MOE_OPAQUE(x) MOE_IN_REGISTER(x)
 #else
 #define MOE_OPAQUE(x) ((void)0)
 #endif
 
-/* gcc would keep the addresses of everything near such a pointer, most of them in memory. */
+/* Without it gcc keeps many addresses derived from a pointer, most of them in memory. */
 #define MOE_OPAQUE_POINTER(p) __asm__(MOE_MOVES_ : "+r"(p))
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__SSE2__)

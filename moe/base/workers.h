@@ -25,7 +25,7 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
 struct moe_prefetch_; /* memory to fetch */
 struct moe_worker_;
 
-/* One kind of work item. */
+/* Work items of one kind. */
 typedef struct moe_work_ {
   int64_t count;
   void (*run)(void *arg, int64_t item, struct moe_worker_ *worker);
@@ -33,8 +33,8 @@ typedef struct moe_work_ {
   void (*first_reads)(void *arg, int64_t item, struct moe_prefetch_ *prefetch); /* (optional) see moe_next_reads_ */
 } moe_work_;
 
-/* What a worker's scratch memory still holds of an earlier item: elements [first, first+count) of what `owner` computes
-   there; NULL: nothing. */
+/* What is still in a worker's scratch memory from an earlier item: elements [first, first+count) of what `owner` writes
+   there. NULL: nothing. */
 typedef struct moe_cached_ {
   const void *owner;
   int64_t first, count;
@@ -62,7 +62,7 @@ MOE_FN const moe_work_ *moe_find_work_(const moe_job_ *job, int64_t *item) {
   return work;
 }
 
-/* Whether a worker's share of the items is known beforehand: then all should be alike. */
+/* Whether each worker runs a fixed share of the items: then items should take equally long. */
 MOE_FN int moe_in_shares_(const moe_context *ctx) { return ctx && ctx->schedule == MOE_SCHEDULE_HI_LO; }
 
 /* The worker's n-th item, or -1 when there are no more. */

@@ -1,9 +1,8 @@
-/* The memory a call works in: the caller's, or from the context's allocator. */
+/* The workspace of a call: memory of the caller's, or from the context's allocator. */
 #ifndef MOE_BASE_WORKSPACE_H
 #define MOE_BASE_WORKSPACE_H
 
-/* A bump allocator. With memory == NULL it only adds up, so that the size asked for and the layout used are one
-   code. */
+/* A bump allocator. With memory == NULL it only adds up, so that one function sizes a workspace and lays it out. */
 typedef struct moe_arena_ {
   char *memory;
   int64_t used; /* < 0: overflow */
@@ -18,7 +17,7 @@ MOE_FN void *moe_take_(moe_arena_ *arena, int64_t bytes) {
   return arena->memory && arena->used >= 0 ? arena->memory + at : NULL;
 }
 
-/* Bytes to ask the caller for: the layout plus what aligning its start may cost. */
+/* Reports the bytes of a workspace: the layout, and what aligning its start may take. */
 MOE_FN moe_status moe_report_workspace_(moe_context *ctx, const moe_arena_ *arena, size_t *bytes) {
   int64_t total = moe_add_(arena->used, MOE_ALIGN_ - 1);
   if (!bytes) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
@@ -27,7 +26,7 @@ MOE_FN moe_status moe_report_workspace_(moe_context *ctx, const moe_arena_ *aren
   return moe_succeed_(ctx);
 }
 
-/* Lists the part of the caller's workspace that will be written, for the overlap check. */
+/* Lists as much of the caller's workspace as will be written. */
 MOE_FN void moe_list_workspace_(moe_tensors_ *tensors, const moe_arena_ *sized, const void *given, size_t given_bytes) {
   const int64_t need = moe_add_(sized->used, MOE_ALIGN_ - 1);
   const int64_t bytes = need >= 0 && given_bytes < (size_t)need ? (int64_t)given_bytes : need;

@@ -60,8 +60,8 @@ MOE_INLINE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(
   return r;
 }
 
-/* Of rows of at most 64 x, 64 apart; those of f and df are written in whole vectors, as if zeros followed. up: NULL, or
-   f is multiplied by up + offset. df may be NULL. */
+/* The activation of rows of at most 64 x, with stride 64. f and df are written in whole vectors, as if zeros followed
+   x. f is multiplied by up + offset, unless up is NULL. df may be NULL. */
 MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
                                        int64_t rows, int64_t n, float *f, float *df) {
   const MOE_V(f) offset = MOE_V(set1)(glu->up_offset);
@@ -76,7 +76,7 @@ MOE_INLINE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu,
   }
 }
 
-/* The one copy of this code: it is long. For several rows at a call: one alone would wait for each operation. */
+/* Not inlined: it is long. It takes several rows at a time, as operations on one row wait for each other. */
 MOE_FN __attribute__((noinline)) void MOE_K(activations)(const moe_glu_ *glu, const float *x, const float *up,
                                                          int64_t rows, int64_t n, float *f, float *df) {
   switch (glu->activation) {

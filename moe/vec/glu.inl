@@ -1,4 +1,4 @@
-/* The gated unit, on rows of a panel. Forward: products -> pre-activations -> m. Backward: dm -> dg, du, a*m. */
+/* The gated unit, on rows of a panel. Forward: products, pre-activations, m. Backward: dm, then dg, du and a*m. */
 
 MOE_INLINE MOE_V(f) MOE_K(clamp)(MOE_V(f) x, int upper_on, float upper, int lower_on, float lower) {
   if (upper_on) x = MOE_V(min)(MOE_V(set1)(upper), x);
@@ -14,10 +14,10 @@ MOE_INLINE MOE_V(f) MOE_K(mask)(MOE_V(f) x, MOE_V(f) at, int upper_on, float upp
   return x;
 }
 
-/* What multiplies row r. */
+/* The factor of row r. */
 MOE_INLINE MOE_V(f) MOE_K(glu_scale)(const float *scale, int64_t r) { return MOE_V(set1)(scale ? scale[r] : 1.0f); }
 
-/* Whether products are pre-activations as they are. */
+/* Whether products are pre-activations without further operations. */
 MOE_INLINE int MOE_K(glu_plain)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   return !rows->pre_scale && !rows->gate_bias && !rows->up_bias && !glu->clamp;
 }
@@ -53,8 +53,8 @@ MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   for (int64_t r = 0; r < rows->rows && rows->scale; r++) MOE_K(glu_scale_row)(rows, r);
 }
 
-/* f, df: the activations of a row and their slopes. Columns at or beyond n take part in no sum: their dm is read as
-   zero. */
+/* f, df: the activations of a row and their derivatives. dm is read as zero in columns from n on, which so add nothing.
+   */
 MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
                                          const float *df) {
   const uint32_t on = glu->clamp;
@@ -86,7 +86,7 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   return MOE_V(sum16)(chains);
 }
 
-enum { MOE_K(glu_rows) = 8 }; /* whose activations are found before they are used */
+enum { MOE_K(glu_rows) = 8 }; /* rows whose activations are computed at a time */
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   float f[MOE_K(glu_rows) * MOE_NR], df[MOE_K(glu_rows) * MOE_NR];
   const float *x = glu->skip_gate ? rows->up : rows->gate;

@@ -1,5 +1,5 @@
-/* exp and its kin, the same operations on every instruction set. Polynomials: our own minimax fits. MOE_MATH: inlined
-   into loops of vectors; for vectors of one, calls, which compile faster. */
+/* exp and related functions, with the same operations on every instruction set. The polynomials are minimax fits of our
+   own. MOE_MATH: inlined into loops of vectors, but called where a vector is one element, which compiles faster. */
 
 /* e^x. x = n*ln2 + r, |r| <= ln2/2; e^r = 1 + r + r^2*q(r). */
 MOE_MATH MOE_V(f) MOE_K(exp)(MOE_V(f) x) {
@@ -68,8 +68,8 @@ MOE_MATH MOE_V(f) MOE_K(log1p)(MOE_V(f) y) {
   return MOE_V(fma)(MOE_V(mul)(p, u), s, MOE_V(add)(s, s));
 }
 
-/* On with the chains of a dot product (numeric contract 4) at column i. A zero beyond the last is not seen: at most the
-   sign of another changes, and sums begin at +0. */
+/* Continues the chains of a dot product (numeric contract 4) at column i. Zeros after the last column change nothing:
+   chains begin at +0. */
 MOE_INLINE void MOE_K(chain)(float *chains, int64_t i, MOE_V(f) a, MOE_V(f) b) {
   float *chain = chains + i % MOE_DOT_CHAINS;
   MOE_V(store)(chain, MOE_V(fma)(a, b, MOE_V(load)(chain)));

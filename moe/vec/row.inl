@@ -21,7 +21,7 @@ MOE_FN void MOE_K(add_scaled)(float *sum, const float *x, float scale, int64_t n
 
 MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale,
                             int64_t rows, int64_t n) {
-  enum { prefetch = 8 }; /* sums may have left the second-level cache */
+  enum { prefetch = 8 }; /* rows: sums may no longer be in the second-level cache */
   for (int64_t i = to ? -prefetch : 0; i < rows; i++) {
     if (to && i + prefetch < rows)
       for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(sum + to[i + prefetch] * (int64_t)MOE_NR + j, 1, 3);
@@ -54,7 +54,7 @@ MOE_FN void MOE_K(scale_to_bf16)(float *panel, const float *scale, int64_t rows,
   }
 }
 
-/* Numeric contract 4: per 64 columns 16 interleaved chains, added pairwise; the segments in order. */
+/* Numeric contract 4: of each 64 columns 16 interleaved chains, added pairwise; the sums of 64 in order. */
 MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
   float sum = 0.0f;
   for (int64_t from = 0; from < n; from += MOE_NR) {
@@ -69,36 +69,7 @@ MOE_FN float MOE_K(dot)(const float *a, const float *b, int64_t n) {
   return sum;
 }
 
-MOE_FN void MOE_K(exp_row)(float *y, const float *x, float shift, int64_t n) {
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_V(storen)(y + i, MOE_K(exp)(MOE_V(sub)(MOE_V(loadn)(x + i, left), MOE_V(set1)(shift))), left);
-  }
-}
-
-/* sigmoid, or sqrt(softplus): softplus z = max(z,0) + log(1+e^-|z|). dy, the derivative, may be NULL. */
-MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_function score_function, int64_t n) {
-  for (int64_t i = 0; i < n; i += MOE_W) {
-    const int64_t left = moe_min_(n - i, MOE_W);
-    MOE_V(f) z = MOE_V(loadn)(x + i, left), zero = MOE_V(set1)(0.0f), s, complement, slope;
-    MOE_K(sigmoid)(z, &s, &complement);
-    if (score_function == MOE_SCORE_SIGMOID) {
-      slope = MOE_V(mul)(s, complement);
-    } else {
-      MOE_V(f) l = MOE_K(log1p)(MOE_K(exp)(MOE_K(minus_abs)(z)));
-      MOE_V(f) root = MOE_V(sqrt)(MOE_V(add)(MOE_V(max)(zero, z), l));
-      /* Far down, where log(1+e^z) is e^z to the last bit, roots are taken by halving: e^z itself would underflow. */
-      MOE_V(m) tiny = MOE_V(lt)(z, MOE_V(set1)(-18.0f));
-      root = MOE_V(select)(tiny, MOE_K(exp)(MOE_V(mul)(z, MOE_V(set1)(0.5f))), root);
-      slope = MOE_V(mul)(MOE_V(set1)(0.5f), MOE_V(select)(tiny, root, MOE_V(div)(s, root)));
-      s = root;
-    }
-    MOE_V(storen)(y + i, s, left);
-    if (dy) MOE_V(storen)(dy + i, slope, left);
-  }
-}
-
-/* The larger of two vectors' workers or, of elements of two bytes, half workers; the largest magnitudes of n elements. */
+/* The larger magnitudes of two vectors' elements, of 4 or 2 bytes; those of n elements. */
 MOE_INLINE MOE_V(i) MOE_K(larger)(MOE_V(i) most, const char *from, int size) {
   return size == 2 ? MOE_V(max2x16)(most, MOE_V(andi)(MOE_V(load2x16)(from), MOE_V(set1i)(0x7fff7fffu)))
                    : MOE_V(maxi)(most, MOE_V(andi)(MOE_V(loadi)(from), MOE_V(set1i)(0x7fffffffu)));
@@ -108,7 +79,7 @@ MOE_INLINE MOE_V(i) MOE_K(largest)(const char *from, int64_t n, int size) {
   MOE_V(i) most = MOE_V(set1i)(0u);
   char few[step] = {0};
   int64_t left = n * size;
-  if (left < step) /* which % tells a compiler that does not optimise */
+  if (left < step) /* % says so to a compiler that does not optimise */
     return memcpy(few, from, (size_t)left % step), MOE_K(larger)(most, few, size);
   for (; left >= some * step; left -= some * step, from += some * step) {
     MOE_UNROLL
@@ -125,9 +96,9 @@ MOE_FN uint32_t MOE_K(largest_u16)(const void *x, int64_t n) {
 }
 
 /* dst[j][i] = src[i][j] for i < rows, j < cols. Whole vectors are moved, so up to a vector more of both is read and
-   written. Squares follow each other along the rows that lie further apart, which may share few places in a cache.
-   halves > 0: of each word first the lower and then the upper half becomes a float, upper half, in rows of their own,
-   as many as `halves` rounded up to even. */
+   written. Squares follow each other along the rows with the longer stride, which may share few sets of a cache. u16 >
+   0: each word holds two 16-bit elements; the lower and the upper one become the upper 16 bits of a float each, in rows
+   of their own: u16 rows, rounded up to even. */
 MOE_FN void MOE_K(transpose_words)(char *dst, int64_t dst_stride, const char *src, int64_t stride, int64_t rows,
                                    int64_t cols, int64_t u16) {
   const int along_dst = dst_stride > stride;
@@ -152,12 +123,13 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src
   MOE_K(transpose_words)((char *)dst, dst_stride, (const char *)src, stride, rows, cols, 0);
 }
 
-/* Columns turn two k in a word, the even one below the odd one. */
+/* Transposes bf16 columns two k at a time, which a word holds, the even one in its lower 16 bits. */
 MOE_FN void MOE_K(transpose_u16)(float *panel, const void *columns, int64_t stride, int64_t k) {
   MOE_K(transpose_words)((char *)panel, 2 * MOE_NR_BYTES_, (const char *)columns, stride, MOE_NR, (k + 1) / 2, k);
 }
 
-/* The same of fp16: even and odd columns turn in a square each, whose halves, side by side, are rows of the panel. */
+/* The same of fp16. Even and odd columns are transposed in a square each; their lower and their upper 16 bits, joined,
+   are rows of the panel. */
 MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t stride, int64_t k) {
   const MOE_V(i) upper = MOE_V(set1i)(0xffff0000u);
   for (int64_t n = 0; n < MOE_NR; n += 2 * MOE_W)
@@ -176,7 +148,7 @@ MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t str
     }
 }
 
-/* memcpy that neither fetches what the lines held before nor keeps what they hold then. */
+/* memcpy by non-temporal stores where cache lines are written in whole. */
 MOE_FN void MOE_K(copy_nt)(void *dst, const void *src, int64_t bytes) {
   char *to = (char *)dst;
   const char *from = (const char *)src;

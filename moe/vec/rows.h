@@ -1,9 +1,9 @@
-/* Rows of a matrix, wherever they lie, and what converts them. */
+/* Rows of a matrix, contiguous or gathered, and the type of the functions that convert them. */
 #ifndef MOE_VEC_ROWS_H
 #define MOE_VEC_ROWS_H
 
 enum {
-  MOE_NR = 64,                /* columns of a B panel; rows of float that are worked on are as far apart */
+  MOE_NR = 64,                /* columns of a B panel; also the stride of rows of floats in scratch memory */
   MOE_NR_BYTES_ = 4 * MOE_NR, /* bytes of a row of as many words */
   MOE_DOT_CHAINS = 16         /* chains of a dot product of two rows (numeric contract 4) */
 };
@@ -31,8 +31,8 @@ MOE_INLINE moe_rows_ moe_rows_from_(const moe_rows_ *rows, int64_t first) {
   return part;
 }
 
-/* Rows of n elements to rows of float, `pitch` apart, and back, from rows 64 apart; there row i goes to row index[i],
-   if there is an index. */
+/* Convert rows of n elements to rows of floats with stride `pitch`, and back from rows with stride 64. Row i is stored
+   in row index[i], if there is an index. */
 typedef void (*moe_load_rows_fn_)(float *dst, int64_t pitch, const moe_rows_ *src, int64_t rows, int64_t n);
 typedef void (*moe_store_rows_fn_)(void *dst, int64_t stride, const int32_t *index, const float *src, int64_t rows,
                                    int64_t n);

@@ -11,13 +11,13 @@ typedef struct moe_glu_ {
   float gate_upper, gate_lower, up_upper, up_lower;
 } moe_glu_;
 
-/* Rows of at most MOE_NR columns on their way through the gated unit, 64 floats apart. */
+/* Rows of at most MOE_NR columns in the gated unit, with stride 64 floats. */
 typedef struct moe_glu_rows_ {
   int64_t rows, n;
   float *gate, *up;                 /* forward: products in, clamped pre-activations out; backward: those in */
   const float *gate_bias, *up_bias; /* forward, or NULL */
   const float *pre_scale;           /* forward: multiplies a row's products, or NULL */
-  const float *scale;               /* multiplies a row's m on its way out (backward: and dm on its way in), or NULL */
+  const float *scale;               /* multiplies a row's m (backward: and its dm), or NULL */
   float *m;                         /* out: scale * m */
   const float *dm;                  /* backward in: gradient of m before scale */
   float *dgate, *dup;               /* backward out; may be gate and up */
@@ -31,14 +31,14 @@ typedef struct moe_vec_table_ {
   void (*glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows); /* limits rounded to the checkpoint's type */
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, float scale, int64_t n); /* sum += scale*x */
-  /* For rows of x, 64 apart: row to[i] of sum, 64 apart as well, += scale[i] * (x + bias), in order; bias, scale NULL:
-     0, 1; to NULL: all add up in one row. */
+  /* For each row of x, in order: row to[i] of sum += scale[i] * (x + bias). Both have stride 64. bias NULL: 0; scale
+     NULL: 1; to NULL: all rows add to one. */
   void (*add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale, int64_t rows,
                    int64_t n);
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);  /* x *= y */
   void (*copy_nt)(void *dst, const void *src, int64_t bytes); /* by non-temporal stores */
-  /* 32-bit words: rows x cols, at most 64 x 64, rows so many bytes apart */
+  /* 32-bit words: rows x cols, at most 64 x 64; strides in bytes */
   void (*transpose_words)(void *dst, int64_t dst_stride, const void *src, int64_t stride, int64_t rows, int64_t cols);
   float (*dot)(const float *a, const float *b, int64_t n); /* contract 4 */
 } moe_vec_table_;

@@ -20,5 +20,3 @@ static const moe_vec_table_ MOE_K(vec_table) = {
 
 #undef MOE_LOAD_ROWS_
 #undef MOE_STORE_ROWS_
-
-static const moe_router_table_ MOE_K(router_table) = {.exp_row = MOE_K(exp_row), .score_row = MOE_K(score_row)};
