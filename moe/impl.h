@@ -94,6 +94,7 @@ MOE_TARGET_END
 MOE_QUICK_BEGIN
 
 #include "op.h"
+#include "vec/store.h"
 #include "gemm/operand.h"
 #include "gemm/pack_a.h"
 #include "gemm/pack_b.h"
@@ -103,7 +104,6 @@ MOE_QUICK_BEGIN
 #include "gemm/small_m.h"
 #include "gemm/macro_kernel.h"
 
-#include "layer/store.h"
 #include "router/select.h"
 #include "router/score.h"
 #include "router/linear.h"

@@ -22,13 +22,16 @@ typedef struct moe_down_grad_ {
   int accumulate;
 } moe_down_grad_;
 
-enum { MOE_BIAS_SUM_FLOATS_ = 2 * MOE_NR }; /* floats per panel: gate, up */
+enum {
+  MOE_BIAS_SUM_FLOATS_ = 2 * MOE_NR,        /* per panel: gate, up */
+  MOE_DOWN_GRAD_ROOM_ = 2 * MOE_NR * MOE_NR /* floats of a square of gate's columns and one of up's */
+};
 
 MOE_FN int64_t moe_down_grad_panels_(const moe_blockwise_ *call) { return moe_ceil_div_(call->layer.I, MOE_NR); }
 
-/* Floats of an item's sums, at most, and then a square of the gate's columns and one of up's. */
+/* Floats of an item's sums and room, at most. */
 MOE_FN int64_t moe_down_grad_sums_(const moe_blockwise_ *call) {
-  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUM_FLOATS_ + 2 * MOE_NR * MOE_NR;
+  return moe_min_(MOE_NC_PANELS_MAX, moe_down_grad_panels_(call)) * MOE_BIAS_SUM_FLOATS_ + MOE_DOWN_GRAD_ROOM_;
 }
 
 /* The stage runs in rounds, each of as many experts as down_x has room for, followed by their weight gradients. It has
@@ -131,11 +134,11 @@ MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t expert, int
 /* The products are dm; they are overwritten. */
 MOE_FN void moe_down_grad_epilogue_(void *arg, const moe_expert_c_ *p) {
   const moe_down_grad_ *stage = (const moe_down_grad_ *)arg;
-  float *tiles = p->sum + moe_down_grad_sums_(stage->call) - 2 * MOE_NR * MOE_NR, dot[MOE_NR];
+  float dot[MOE_NR];
   moe_glu_rows_ glu = {0};
   glu.n = p->n;
-  glu.gate = glu.dgate = tiles;
-  glu.up = glu.dup = tiles + MOE_NR * MOE_NR;
+  glu.gate = glu.dgate = p->room;
+  glu.up = glu.dup = p->room + MOE_NR * MOE_NR;
   glu.dot = dot;
   for (int64_t at = 0; at < p->rows; at += glu.rows) {
     glu.rows = moe_checkpoint_run_(stage->call, p->first + at, p->first + p->rows);
@@ -169,6 +172,7 @@ MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *s
   stage->store_panel = moe_down_grad_epilogue_;
   stage->reads = moe_down_grad_reads_;
   stage->panel_sums = MOE_BIAS_SUM_FLOATS_;
+  stage->room_floats = MOE_DOWN_GRAD_ROOM_;
   stage->store_sums = moe_down_grad_store_sums_;
   stage->arg = down_grad;
   moe_expert_stage_start_(stage, down_grad->down_x.panels, call->layer.H);

@@ -65,13 +65,13 @@ MOE_FN void moe_split_item_(const moe_split_ *split, int64_t index, moe_item_ *i
   item->panels = moe_min_(per_item, split->panels - first);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- stage
-   */
+/* ------------------------------------------------------------------------------------------------------------ stage */
 
 /* The products c of an expert's rows [first, first+rows) with one of its panels, of n columns of each part. */
 typedef struct moe_expert_c_ {
   int64_t expert, first, rows, panel, n;
   float *c, *sum; /* sum: the panel's own in this item, see moe_expert_stage_ */
+  float *room;    /* of the item, for store_panel */
 } moe_expert_c_;
 
 typedef struct moe_expert_stage_ {
@@ -85,18 +85,19 @@ typedef struct moe_expert_stage_ {
   void (*reads)(const void *arg, const moe_expert_c_ *products, moe_prefetch_ *prefetch);
   int64_t panel_sums; /* floats per panel in which an item adds up over its expert's rows, from zero */
   void (*store_sums)(void *arg, int64_t expert, int64_t panel, float *sum); /* after all rows, where there are sums */
+  int64_t room_floats;                                                      /* that store_panel works in */
   void *arg;
-  moe_place_
-      to; /* (optional) Where row 0 of the group is stored; store_panel then gets the panels that are not whole */
+  /* (optional) Where row 0 of the group is stored; store_panel then gets the panels that are not whole. */
+  moe_place_ to;
   int64_t k;
-  int64_t sums; /* of an item, at most */
+  int64_t sums; /* floats of an item's sums and room, at most */
   moe_split_ split;
 } moe_expert_stage_;
 
 /* The group's rows must be known. */
 MOE_FN void moe_expert_stage_start_(moe_expert_stage_ *stage, int64_t panels, int64_t k) {
   stage->k = k;
-  stage->sums = moe_min_(MOE_NC_PANELS_MAX, panels) * stage->panel_sums;
+  stage->sums = moe_min_(MOE_NC_PANELS_MAX, panels) * stage->panel_sums + stage->room_floats;
   moe_split_init_(stage->group, panels, k, stage->sums, &stage->split);
 }
 
@@ -149,7 +150,8 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scr
   for (int64_t panel = item->panel, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     float *sum = scratch->sum + (panel - item->panel) * stage->panel_sums;
-    moe_expert_product_ product = {stage, b, {item->expert, first, a->rows, panel, 0, NULL, sum}};
+    moe_expert_product_ product = {
+        stage, b, {item->expert, first, a->rows, panel, 0, NULL, sum, scratch->sum + stage->sums - stage->room_floats}};
     moe_epilogue_ epilogue;
     moe_epilogue_init_(&epilogue, moe_expert_stage_epilogue_, &product);
     if (stage->reads) epilogue.reads = moe_expert_stage_reads_;

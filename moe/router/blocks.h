@@ -16,16 +16,16 @@ typedef struct moe_route_ {
   moe_dtype dtype; /* of the affinities */
   int64_t capacity, chunks;
   int by_weight;
-  int64_t *count;       /* [chunks][E]: pairs of a chunk, then where its next pair goes */
-  int32_t *seen;        /* [chunks][E]: the last token of the chunk that went to the expert */
+  int64_t *count;       /* [chunks][E]: pairs of a chunk, then the position of its next pair */
+  int32_t *seen;        /* [chunks][E]: the last token of the chunk that selects the expert */
   int32_t *fault;       /* [chunks]: see moe_route_count_ */
   int64_t *first;       /* [E+1]: pairs of the experts before */
   int64_t *first_block; /* [E+1] */
-  uint64_t *pair;       /* [T*K]: ranks by weight of the pairs, sorted by expert; their ids are tokens */
-  uint64_t *kept;       /* [T*K]: an expert's best pairs, where weights decide */
+  uint64_t *pair;       /* [T*K]: sorted by expert, as ranks by weight whose ids are tokens */
+  uint64_t *kept;       /* [T*K]: an expert's best pairs, if pairs are dropped by weight */
 } moe_route_;
 
-enum { MOE_ROUTE_CHUNK_ = 512 /* tokens of a chunk, at least */ };
+enum { MOE_ROUTE_CHUNK_ = 512 }; /* tokens of a chunk, at least */
 
 MOE_FN void moe_route_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_route_ *route = (moe_route_ *)state;
@@ -74,7 +74,7 @@ MOE_FN int64_t moe_route_kept_(const moe_route_ *route, int64_t e) {
   return moe_min_(route->first[e + 1] - route->first[e], route->capacity);
 }
 
-/* Adds up the chunks' counts. Nothing has been written to the caller's tensors yet. */
+/* Adds up the chunks' counts. The caller's tensors are not written before. */
 MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
   const moe_route_blocks_args *args = route->args;
   int64_t pairs = 0, blocks = 0;
@@ -105,7 +105,7 @@ MOE_FN char *moe_route_affinity_(const moe_route_ *route, int64_t t, int64_t e) 
   return (char *)route->args->expert_affinities_masked + (t * route->args->E + e) * moe_dtype_bytes_(route->dtype);
 }
 
-/* A chunk's affinities, as if nothing were dropped, and its pairs. */
+/* Work item: a chunk's affinities, as if nothing were dropped, and its pairs. */
 MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
@@ -126,7 +126,7 @@ MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
   if (last == args->T && !args->skip_token) memset(moe_route_affinity_(route, last, 0), 0, row);
 }
 
-/* Blocks [block, end) get n tokens, then padding; block by block their expert and condition. */
+/* Pads blocks [block, end), which have n tokens of expert e, and sets their expert and conditions. */
 MOE_FN void moe_route_finish_blocks_(const moe_route_ *route, int64_t block, int64_t end, int64_t n, int64_t e) {
   const moe_route_blocks_args *args = route->args;
   const int32_t padding = args->skip_token ? -1 : (int32_t)args->T;
@@ -137,7 +137,7 @@ MOE_FN void moe_route_finish_blocks_(const moe_route_ *route, int64_t block, int
   }
 }
 
-/* Expert e's blocks; e = E: the blocks left over. */
+/* Work item: expert e's blocks; e = E: the blocks that no expert needs. */
 MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
@@ -152,8 +152,8 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   const int64_t pairs = route->first[e + 1] - route->first[e], keep = moe_route_kept_(route, e);
   const int select = route->by_weight && keep < pairs;
   int32_t *id = args->token_position_to_id + route->first_block[e] * args->B;
-  int64_t held = 0, n = 0;
-  for (int64_t i = 0; i < pairs && select; i++) moe_offer_(kept, &held, keep, pair[i]);
+  int64_t count = 0, n = 0;
+  for (int64_t i = 0; i < pairs && select; i++) moe_offer_(kept, &count, keep, pair[i]);
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t t = moe_rank_id_(pair[i]);
     if (select ? pair[i] >= kept[0] : n < keep)

@@ -1,10 +1,10 @@
-/* The router's three products: x*W, dz*W^T and x^T*dz. Never flushed: MOE_PRODUCT_F32. */
+/* The router's three products: x*W, dz*W^T and x^T*dz, all MOE_PRODUCT_F32. */
 #ifndef MOE_ROUTER_LINEAR_H
 #define MOE_ROUTER_LINEAR_H
 
 enum { MOE_PACK_CHUNK_ = 256 }; /* rows that one work item packs */
 
-/* W [H,E] as the B: panels of E's columns, k = H; transposed, of H's columns, k = E. */
+/* W [H,E] as B, with k = H; transposed, with k = E. */
 typedef struct moe_router_weight_ {
   const moe_kernels *kernels;
   const char *data;
@@ -41,30 +41,30 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_worker_ *worker) {
                       n);
     return;
   }
-  const int64_t pieces = moe_ceil_div_(w->H, MOE_PACK_CHUNK_), panel = item / pieces,
-                from = item % pieces * MOE_PACK_CHUNK_;
+  const int64_t chunks = moe_ceil_div_(w->H, MOE_PACK_CHUNK_), panel = item / chunks,
+                from = item % chunks * MOE_PACK_CHUNK_;
   const int64_t at = panel * MOE_NR, n = moe_min_(MOE_NR, w->E - at);
   const moe_rows_ rows = {w->data + from * row + at * size, row, NULL};
   w->kernels->gemm->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_NR, 0, MOE_NR, &rows,
                                                        moe_min_(MOE_PACK_CHUNK_, w->H - from), n);
 }
 
-/* Rows [first, first+count) of a [.,n] matrix. */
+/* Rows [first, first+count) of a [.,n] matrix as A. */
 MOE_FN void moe_router_a_(moe_a_ *a, const void *data, moe_dtype dtype, int64_t n, int64_t first, int64_t count,
                           char *a_packed) {
   const moe_rows_ rows = {(const char *)data, n * moe_dtype_bytes_(dtype), NULL};
   moe_a_from_rows_(a, &rows, first, count, dtype, 0, a_packed);
 }
 
-/* Bytes from a row of a product to the next, gathered. */
+/* Bytes from a packed row of A to the next. */
 MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->gemm->blocking.kc_bytes[MOE_PANEL_F32]; }
 
-enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache from one step to the next */
+enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache */
 MOE_FN int64_t moe_router_items_(int64_t T) { return moe_ceil_div_(T, MOE_ROUTER_ROWS_); }
 
 /* ------------------------------------------------------------------------------------------------------ x*W, dz*W^T */
 
-/* out[first + i][.] = left row i times W, plus a row that all share (a bias) and, to accumulate, out itself. */
+/* out[first + i][.] = row i of A times W, plus the bias and, to accumulate, plus out itself. */
 typedef struct moe_router_product_ {
   const moe_router_weight_ *weight;
   char *out; /* [.,columns] */
@@ -73,10 +73,10 @@ typedef struct moe_router_product_ {
   int accumulate;
 } moe_router_product_;
 
-/* Floats of the products that a work item has in flight. */
+/* Floats of the products that a work item computes at a time. */
 #define MOE_ROUTER_PRODUCTS_ (MOE_NC_PANELS * MOE_C_FLOATS_((int64_t)MOE_ROUTER_ROWS_))
 
-/* Columns [at, at+n) of the products c leave. */
+/* Stores columns [at, at+n) of the products c. */
 MOE_FN void moe_router_store_(const moe_router_product_ *p, int64_t first, int64_t rows, int64_t at, int64_t n,
                               float *c) {
   const moe_router_weight_ *w = p->weight;
@@ -123,7 +123,7 @@ typedef struct moe_router_xt_ {
   int64_t panels; /* of x, per work item */
 } moe_router_xt_;
 
-/* A worker's memory: products, a piece of x as rows, and a packed piece, of x on the way and of dz. */
+/* A worker's scratch memory: products, a chunk of x as rows, and a packed chunk of dz (before that, of x). */
 MOE_FN int64_t moe_router_xt_bytes_(const moe_kernels *kernels) {
   return (MOE_XT_ROWS_ * (MOE_XT_COLUMNS_ * MOE_NR_BYTES_ + moe_router_pitch_(kernels)) + MOE_XT_CHUNK_ * 4) * MOE_NR;
 }
@@ -132,7 +132,7 @@ MOE_FN int64_t moe_router_xt_items_(const moe_router_xt_ *g) {
   return moe_ceil_div_(g->H, g->panels * MOE_NR) * moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_NR);
 }
 
-/* c += x^T dz over n tokens for 64 columns of both: those of x as rows, of dz packed. */
+/* c += x^T dz over n tokens for 64 columns of both: x as rows, dz packed. */
 MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const float *dz, int64_t n, float *c) {
   moe_ukernel_ ukernel;
   ukernel.row = ukernel.a_next = x;
@@ -147,7 +147,7 @@ MOE_FN void moe_router_xt_tile_(const moe_kernels *kernels, const char *x, const
   kernels->gemm->ukernel[MOE_PRODUCT_F32](&ukernel);
 }
 
-/* Rows [h,h+rows) and columns [e,e+columns) of the result leave, panel by panel. */
+/* Stores rows [h,h+rows) and columns [e,e+columns) of the result, panel by panel. */
 MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t rows, int64_t e, int64_t columns,
                                  float *c) {
   const int64_t size = moe_dtype_bytes_(g->out_dtype), square = MOE_NR * MOE_NR;
@@ -158,7 +158,7 @@ MOE_FN void moe_router_xt_store_(const moe_router_xt_ *g, int64_t h, int64_t row
                       moe_min_(MOE_NR, columns - j), g->accumulate);
 }
 
-/* All tokens in ascending order, a piece at a time; every product sum stays one chain. */
+/* Work item: all tokens in ascending order, a chunk at a time, so that every sum is one chain. */
 MOE_FN void moe_router_xt_item_(const moe_router_xt_ *g, int64_t item, float *memory) {
   const int64_t groups = moe_ceil_div_(g->E, MOE_XT_COLUMNS_ * MOE_NR), size = moe_dtype_bytes_(g->dtype);
   const int64_t h = item / groups * g->panels * MOE_NR, e = item % groups * MOE_XT_COLUMNS_ * MOE_NR;

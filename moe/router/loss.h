@@ -1,14 +1,13 @@
-/* The auxiliary losses. They have no workspace: tokens are taken in ranges, experts in columns, that fit on the
-   stack. */
+/* The auxiliary losses. They have no workspace: as many tokens and experts are taken at a time as fit on the stack. */
 #ifndef MOE_ROUTER_LOSS_H
 #define MOE_ROUTER_LOSS_H
 
 enum {
-  MOE_LOSS_TOKENS_ = 1024,  /* a range: what is known of them is on the stack */
-  MOE_LOSS_EXPERTS_ = 2048, /* columns whose gains are on the stack; more experts are counted again for every range, */
+  MOE_LOSS_TOKENS_ = 1024,  /* tokens of a range */
+  MOE_LOSS_EXPERTS_ = 2048, /* columns at a time; with more experts all are counted again for every range, */
   MOE_LOSS_COUNTS_ = 512,   /*   so many at a time */
   MOE_LOSS_ITEM_ = 32,      /* tokens of a work item */
-  MOE_LOSS_CHUNK_ = 256     /* experts whose scores are at hand */
+  MOE_LOSS_CHUNK_ = 256     /* experts whose scores are computed at a time */
 };
 
 enum { MOE_LOSS_BALANCE_, MOE_LOSS_Z_ }; /* kinds of call */
@@ -19,17 +18,21 @@ typedef struct moe_loss_token_ {
   float term; /* load balance: sum_e gain_e*p_e; z-loss: (log sum exp)^2 */
 } moe_loss_token_;
 
+struct moe_router_loss_;
+typedef void (*moe_loss_each_fn_)(const struct moe_router_loss_ *loss, int64_t t, moe_loss_token_ *token);
+
 typedef struct moe_router_loss_ {
   const moe_router_loss_args *args;
   const moe_kernels *kernels;
   int balance;
   moe_score_function score_function;
   int64_t tokens;         /* T' */
-  int64_t first, last;    /* the range of tokens at work */
-  int64_t from, to;       /* the columns at work */
+  int64_t first, last;    /* the range of tokens */
+  int64_t from, to;       /* the columns */
+  moe_loss_each_fn_ each; /* for each token of the range that counts */
   float *gain;            /* load balance: [to - from] c*E*n_e/(K*T'^2) */
   moe_loss_token_ *token; /* [last - first] */
-  float sum;              /* of the terms so far */
+  float sum;              /* of terms */
 } moe_router_loss_;
 
 MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {
@@ -52,9 +55,9 @@ MOE_FN float moe_log_(float x) {
   return moe_fma_scalar(n, 0x1.62e4p-1f, s + s + tail);
 }
 
-/* ------------------------------------------------------------------------------------------------- scores in pieces */
+/* ----------------------------------------------------------------------------------------------------------- scores */
 
-/* Scores of logits z[0..n), not yet divided; slope, their derivatives, may be NULL and is not for softmax. */
+/* Scores of logits z[0..n), before they are divided. slope: their derivatives, or NULL; not for softmax. */
 MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
                              float *slope) {
   if (loss->score_function == MOE_SCORE_SOFTMAX)
@@ -63,15 +66,15 @@ MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64
     loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
 }
 
-MOE_FN moe_loss_token_ moe_loss_token_at_(const moe_router_loss_ *loss, const float *z) {
+MOE_FN void moe_loss_token_init_(const moe_router_loss_ *loss, const float *z, moe_loss_token_ *token) {
   float score[MOE_LOSS_CHUNK_];
-  moe_loss_token_ token = {moe_largest_(z, loss->args->E), 0.0f, 0.0f};
+  token->shift = moe_largest_(z, loss->args->E);
+  token->total = token->term = 0.0f;
   for (int64_t e = 0; e < loss->args->E; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->args->E - e);
-    moe_loss_scores_(loss, z + e, n, token.shift, score, NULL);
-    for (int64_t i = 0; i < n; i++) token.total = token.total + score[i];
+    moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
+    for (int64_t i = 0; i < n; i++) token->total = token->total + score[i];
   }
-  return token;
 }
 
 /* grad += d, n elements. */
@@ -80,9 +83,24 @@ MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, i
   moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, grad, d, n);
 }
 
+/* Work item: `each` for some tokens of the range. */
+MOE_FN void moe_loss_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
+  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+  (void)worker;
+  for (int64_t t = first; t < last; t++)
+    if (moe_token_counts_(loss->args, t)) loss->each(loss, t, &loss->token[t - loss->first]);
+}
+
+MOE_FN void moe_loss_each_(moe_context *ctx, moe_router_loss_ *loss, moe_loss_each_fn_ each) {
+  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_loss_item_, loss, NULL};
+  loss->each = each;
+  moe_run_(ctx, &work, 1);
+}
+
 /* ----------------------------------------------------------------------------------------------------- load balance */
 
-/* How often the experts at work are routed to, as gains. */
+/* Work item, the only one: counts how often the experts in question are selected, and computes their gains. */
 MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   const moe_router_loss_args *args = loss->args;
@@ -101,76 +119,67 @@ MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_worker_ *worker) {
   }
 }
 
-MOE_FN void moe_balance_terms_(void *arg, int64_t item, moe_worker_ *worker) {
-  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
-  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+MOE_FN void moe_balance_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_token_ *token) {
+  const float *z = loss->args->router_logits + t * loss->args->E;
   float score[MOE_LOSS_CHUNK_];
-  (void)worker;
-  for (int64_t t = first; t < last; t++) {
-    if (!moe_token_counts_(loss->args, t)) continue;
-    const float *z = loss->args->router_logits + t * loss->args->E;
-    moe_loss_token_ *token = &loss->token[t - loss->first];
-    if (loss->from == 0) *token = moe_loss_token_at_(loss, z);
-    float term = token->term;
-    for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
-      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
-      moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-      for (int64_t i = 0; i < n; i++)
-        term = term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
-    }
-    token->term = term;
+  if (loss->from == 0) moe_loss_token_init_(loss, z, token);
+  for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
+    const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
+    moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
+    for (int64_t i = 0; i < n; i++)
+      token->term = token->term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
   }
 }
 
 /* dz_e = p_e*(gain_e - term) for softmax, s'_e/total*(gain_e - term) otherwise. */
-MOE_FN void moe_balance_grads_(void *arg, int64_t item, moe_worker_ *worker) {
-  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
-  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
-  const int softmax = loss->score_function == MOE_SCORE_SOFTMAX;
+MOE_FN void moe_balance_grad_(const moe_router_loss_ *loss, int64_t t, moe_loss_token_ *token) {
+  const int64_t row = t * loss->args->E;
+  const float *z = loss->args->router_logits + row;
   float score[MOE_LOSS_CHUNK_], slope[MOE_LOSS_CHUNK_];
-  (void)worker;
-  for (int64_t t = first; t < last; t++) {
-    if (!moe_token_counts_(loss->args, t)) continue;
-    const int64_t row = t * loss->args->E;
-    const float *z = loss->args->router_logits + row;
-    const moe_loss_token_ *token = &loss->token[t - loss->first];
-    for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
-      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
-      moe_loss_scores_(loss, z + e, n, token->shift, score, slope);
-      for (int64_t i = 0; i < n; i++)
-        score[i] = (softmax ? score[i] : slope[i]) / token->total * (loss->gain[e - loss->from + i] - token->term);
-      moe_loss_add_(loss, loss->args->logits_grad + row + e, score, n);
-    }
+  for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
+    const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
+    moe_loss_scores_(loss, z + e, n, token->shift, score, slope);
+    const float *d = loss->score_function == MOE_SCORE_SOFTMAX ? score : slope;
+    for (int64_t i = 0; i < n; i++) score[i] = d[i] / token->total * (loss->gain[e - loss->from + i] - token->term);
+    moe_loss_add_(loss, loss->args->logits_grad + row + e, score, n);
+  }
+}
+
+/* One step of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
+MOE_FN void moe_balance_each_(moe_context *ctx, moe_router_loss_ *loss, moe_loss_each_fn_ each) {
+  const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
+  const int64_t E = loss->args->E;
+  for (int64_t from = 0; from < E; from += MOE_LOSS_EXPERTS_) {
+    const int64_t to = moe_min_(from + MOE_LOSS_EXPERTS_, E);
+    const int known = loss->from == from && loss->to == to;
+    loss->from = from;
+    loss->to = to;
+    if (!known) moe_run_(ctx, &gains, 1);
+    moe_loss_each_(ctx, loss, each);
   }
 }
 
 /* ----------------------------------------------------------------------------------------------------------- z-loss */
 
-MOE_FN void moe_z_terms_(void *arg, int64_t item, moe_worker_ *worker) {
-  const moe_router_loss_ *loss = (const moe_router_loss_ *)arg;
+MOE_FN void moe_z_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_token_ *token) {
   const moe_router_loss_args *args = loss->args;
-  const int64_t first = loss->first + item * MOE_LOSS_ITEM_, last = moe_min_(first + MOE_LOSS_ITEM_, loss->last);
+  const float *z = args->router_logits + t * args->E;
   float score[MOE_LOSS_CHUNK_];
-  (void)worker;
-  for (int64_t t = first; t < last; t++) {
-    if (!moe_token_counts_(args, t)) continue;
-    const float *z = args->router_logits + t * args->E;
-    moe_loss_token_ *token = &loss->token[t - loss->first];
-    *token = moe_loss_token_at_(loss, z);
-    const float logsumexp = token->shift + moe_log_(token->total);
-    const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
-    token->term = moe_mul_scalar(logsumexp, logsumexp);
-    for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_CHUNK_) {
-      const int64_t n = moe_min_(MOE_LOSS_CHUNK_, args->E - e);
-      moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-      for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total * gain;
-      moe_loss_add_(loss, args->logits_grad + t * args->E + e, score, n);
-    }
+  moe_loss_token_init_(loss, z, token);
+  const float logsumexp = token->shift + moe_log_(token->total);
+  const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
+  token->term = moe_mul_scalar(logsumexp, logsumexp);
+  for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_CHUNK_) {
+    const int64_t n = moe_min_(MOE_LOSS_CHUNK_, args->E - e);
+    moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
+    for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total * gain;
+    moe_loss_add_(loss, args->logits_grad + t * args->E + e, score, n);
   }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- common */
+/* -------------------------------------------------------------------------------------------------------- operation */
 
+/* Work items, the only ones. Sums are taken by one worker, tokens in ascending order. */
 MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   (void)item;
@@ -183,24 +192,8 @@ MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   (void)item;
   (void)worker;
-  if (loss->gain == NULL && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
+  if (!loss->balance && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
   moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
-}
-
-/* One stage of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
-MOE_FN void moe_balance_stage_(moe_context *ctx, moe_router_loss_ *loss,
-                               void (*stage)(void *arg, int64_t item, moe_worker_ *worker)) {
-  const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
-  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), stage, loss, NULL};
-  const int64_t E = loss->args->E;
-  for (int64_t from = 0; from < E; from += MOE_LOSS_EXPERTS_) {
-    const int64_t to = moe_min_(from + MOE_LOSS_EXPERTS_, E);
-    const int known = loss->from == from && loss->to == to;
-    loss->from = from;
-    loss->to = to;
-    if (!known) moe_run_(ctx, &gains, 1);
-    moe_run_(ctx, &work, 1);
-  }
 }
 
 MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
@@ -210,17 +203,16 @@ MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
   moe_loss_token_ token[MOE_LOSS_TOKENS_];
   float gain[MOE_LOSS_EXPERTS_];
   loss->token = token;
-  loss->gain = loss->balance ? gain : NULL;
+  loss->gain = gain;
   for (int64_t t = 0; t < args->T; t++) loss->tokens += moe_token_counts_(args, t);
   for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
-    const moe_work_ z = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_z_terms_, loss, NULL};
-    if (loss->gain)
-      moe_balance_stage_(ctx, loss, moe_balance_terms_);
+    if (loss->balance)
+      moe_balance_each_(ctx, loss, moe_balance_term_);
     else
-      moe_run_(ctx, &z, 1);
+      moe_loss_each_(ctx, loss, moe_z_term_);
     moe_run_(ctx, &sum, 1);
-    if (loss->gain && args->logits_grad) moe_balance_stage_(ctx, loss, moe_balance_grads_);
+    if (loss->balance && args->logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
   }
   moe_run_(ctx, &finish, 1);
   return MOE_OK;

@@ -1,4 +1,4 @@
-/* What the router's forward, backward and losses share: the configuration's checks and the softmax. */
+/* What the router's forward, backward and losses share: checks and the softmax. */
 #ifndef MOE_ROUTER_SCORE_H
 #define MOE_ROUTER_SCORE_H
 
@@ -27,6 +27,13 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   return MOE_OK;
 }
 
+MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
+  for (int64_t i = 0; i < n; i++)
+    if (index[i] < -1 || index[i] >= E)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
+  return MOE_OK;
+}
+
 MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
   return config->routed_scaling_factor == 0.0f ? 1.0f : config->routed_scaling_factor;
 }
@@ -35,8 +42,7 @@ MOE_INLINE int moe_softmax_over_all_(const moe_router_config *config) {
   return config->score_function == MOE_SCORE_SOFTMAX && config->score_order == MOE_SCORE_BEFORE_TOPK;
 }
 
-/* The largest of n, in chains that do not wait for each other. A NaN may be passed over, as it makes every softmax a
-   NaN. */
+/* The largest of n, in independent chains. It may ignore a NaN, which makes every softmax NaN all the same. */
 MOE_FN float moe_largest_(const float *x, int64_t n) {
   float chain[8];
   int64_t at = 0;
@@ -54,7 +60,7 @@ MOE_FN float moe_sum_(const float *x, int64_t n) {
   return sum;
 }
 
-/* y = e^(x - the largest x); the return value is their sum, by which they are yet to be divided. */
+/* y = e^(x - the largest x), not yet divided by their sum, which is returned. */
 MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
   kernels->router->exp_row(y, x, moe_largest_(x, n), n);
   return moe_sum_(y, n);
@@ -65,7 +71,7 @@ MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, i
   for (int64_t i = 0; i < n; i++) y[i] = y[i] / sum;
 }
 
-/* H x E elements, with room for rounding H up. */
+/* H x E elements must fit, also if H is rounded up. */
 MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {
   MOE_TRY(moe_check_positive_(ctx, "H", H));
   return moe_mul3_(H, E, 8) >= 0 ? MOE_OK

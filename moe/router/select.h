@@ -1,4 +1,5 @@
-/* The best k of n: numbers become ranks, 64-bit integers that order by value, then by lower id, and carry the id. */
+/* Selection of the best k of n. Numbers become ranks: 64-bit integers that order by value, then by lower id, and
+   contain the id. */
 #ifndef MOE_ROUTER_SELECT_H
 #define MOE_ROUTER_SELECT_H
 
@@ -13,7 +14,7 @@ MOE_INLINE uint64_t moe_rank_(float value, int64_t id) {
 
 MOE_INLINE int64_t moe_rank_id_(uint64_t rank) { return (int64_t)(uint32_t) ~(uint32_t)rank; }
 
-/* best[0..n) is a heap, its smallest rank on top; the rank at the top may be out of place. */
+/* Restores the heap best[0..n), whose smallest rank is on top, if best[at] is out of place. */
 MOE_INLINE void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
   const uint64_t rank = best[at];
   for (;;) {
@@ -27,11 +28,11 @@ MOE_INLINE void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
   best[at] = rank;
 }
 
-/* Keeps the k best of the ranks offered. The first k fill the heap; *held counts them. */
-MOE_INLINE void moe_offer_(uint64_t *best, int64_t *held, int64_t k, uint64_t rank) {
-  if (*held < k) {
-    best[(*held)++] = rank;
-    if (*held == k)
+/* Keeps the k best of the ranks offered. The first k fill the heap; *count says how many there are. */
+MOE_INLINE void moe_offer_(uint64_t *best, int64_t *count, int64_t k, uint64_t rank) {
+  if (*count < k) {
+    best[(*count)++] = rank;
+    if (*count == k)
       for (int64_t i = k / 2 - 1; i >= 0; i--) moe_sink_(best, k, i);
   } else if (rank > best[0]) {
     best[0] = rank;
@@ -52,9 +53,9 @@ MOE_INLINE void moe_sort_best_(uint64_t *best, int64_t n) {
 /* A group's score: the sum of its two best values. */
 MOE_FN float moe_group_score_(const float *value, int64_t n) {
   uint64_t best[2];
-  int64_t held = 0;
+  int64_t count = 0;
   const int64_t k = moe_min_(n, 2);
-  for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));
+  for (int64_t i = 0; i < n; i++) moe_offer_(best, &count, k, moe_rank_(value[i], i));
   moe_sort_best_(best, k);
   return n == 1 ? value[0] : value[moe_rank_id_(best[0])] + value[moe_rank_id_(best[1])];
 }
@@ -63,17 +64,17 @@ MOE_FN float moe_group_score_(const float *value, int64_t n) {
    groups: room for topk_groups ranks. */
 MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups,
                         uint64_t *best) {
-  int64_t held = 0;
+  int64_t count = 0;
   if (config->num_groups == 0) {
-    for (int64_t i = 0; i < n; i++) moe_offer_(best, &held, k, moe_rank_(value[i], i));
+    for (int64_t i = 0; i < n; i++) moe_offer_(best, &count, k, moe_rank_(value[i], i));
   } else {
     const int64_t size = n / config->num_groups, kept = config->topk_groups;
     for (int64_t g = 0; g < config->num_groups; g++)
-      moe_offer_(groups, &held, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
-    held = 0;
+      moe_offer_(groups, &count, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
+    count = 0;
     for (int64_t i = 0; i < kept; i++)
       for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++)
-        moe_offer_(best, &held, k, moe_rank_(value[j], j));
+        moe_offer_(best, &count, k, moe_rank_(value[j], j));
   }
   moe_sort_best_(best, k);
 }

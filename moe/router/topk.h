@@ -1,5 +1,5 @@
-/* The router's forward: logits, selection, weights. A work item takes MOE_ROUTER_ROWS_ tokens from the first to the
-   last step, so their logits are still in cache when the experts are selected. */
+/* The router's forward: logits, selection, weights. A work item does all of it for MOE_ROUTER_ROWS_ tokens, so their
+   logits are still in cache when the experts are selected. */
 #ifndef MOE_ROUTER_TOPK_H
 #define MOE_ROUTER_TOPK_H
 
@@ -14,8 +14,8 @@ typedef struct moe_router_ {
 } moe_router_;
 
 typedef struct moe_router_scratch_ {
-  float *c;               /* of products */
-  char *a_packed;         /* of their rows */
+  float *c;               /* products */
+  char *a_packed;         /* rows of A */
   float *scores, *values; /* [E] */
   float *z, *w;           /* [K] */
   uint64_t *best;         /* [K] */
@@ -49,8 +49,8 @@ MOE_FN void moe_router_layout_(void *state, moe_arena_ *arena, int64_t workers) 
 
 /* ------------------------------------------------------------------------------------------------------- one token */
 
-/* What the experts are selected by. Fills worker->scores with what moe_router_scores_ needs of all experts; *sum is
-   theirs where they are softmax terms, not yet divided by it. */
+/* The values that experts are selected by. Writes to scratch->scores what moe_router_scores_ needs of all experts.
+   *sum: their sum if they are softmax terms, not yet divided by it. */
 MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_router_scratch_ *scratch, const float *z,
                                        float *sum) {
   const moe_router_topk_args *args = router->args;
@@ -72,7 +72,7 @@ MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_rout
   return scratch->values;
 }
 
-/* w = the scores of the experts worker->best. */
+/* w = the scores of the experts scratch->best. */
 MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_scratch_ *scratch, const float *z,
                                float sum) {
   const moe_router_config *config = &router->args->config;

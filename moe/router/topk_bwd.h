@@ -1,4 +1,4 @@
-/* The router's backward: dz from dw for a block of tokens at a time, dz*W^T while that is in cache, then x^T*dz and the
+/* The router's backward: dz from dw for some tokens at a time, and dz*W^T while dz is in cache; then x^T*dz and the
    bias gradient over all tokens. */
 #ifndef MOE_ROUTER_TOPK_BWD_H
 #define MOE_ROUTER_TOPK_BWD_H
@@ -46,7 +46,7 @@ MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_at_(const moe_router_bwd_ 
   return moe_router_bwd_scratch_layout_(bwd, &arena);
 }
 
-/* Work items that are ever run at once, at most: of tokens, or of the weight's gradient and the bias's. */
+/* Work items that run at a time, at most: those of tokens, or those of the weight's and the bias's gradient. */
 MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
   const int64_t panels = moe_add_(moe_ceil_div_(args->H, MOE_NR), 1);
   return moe_max_(moe_router_items_(args->T), moe_mul_(panels, moe_ceil_div_(args->E, MOE_NR)));
@@ -64,7 +64,7 @@ MOE_FN void moe_router_bwd_layout_(void *state, moe_arena_ *arena, int64_t worke
 
 /* ------------------------------------------------------------------------------------------------------- one token */
 
-/* The slots of token t that have an expert, and their dw. Returns how many. */
+/* Finds the slots of token t that have an expert, their logits and dw. Returns how many. */
 MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch,
                                          int64_t t) {
   const moe_router_topk_bwd_args *args = bwd->args;
@@ -86,9 +86,10 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
   return n;
 }
 
-/* worker->dz = d/dz over the scaling factor. With R = sum of s + epsilon, D = sum of dw*s/R (renormalised) or of dw*s:
-     softmax         dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only where j is
-                     selected, the second wherever the softmax reaches
+/* scratch->dz = d/dz, without the scaling factor. With R = sum of s + epsilon, D = sum of dw*s/R, or of dw*s if not
+   renormalised:
+     softmax             dz_j = s_j*(dw_j - D)/R - s_j*D*epsilon/R, or s_j*dw_j - s_j*D; the first term only if j is
+                         selected, the second for every j of the softmax
      element by element  dz_j = s'_j*(dw_j - D)/R, or s'_j*dw_j */
 MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, const float *z,
                                     int64_t n) {
@@ -113,7 +114,7 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
   for (int64_t i = 0; i < n; i++)
     scratch->direct[i] =
         moe_mul_scalar(scratch->direct[i], config->renormalize ? scratch->dw[i] - dot : scratch->dw[i]);
-  /* From here on dot is what all the softmax's terms lose; nothing, where the weights were divided by their own sum. */
+  /* From here on dot is what every softmax term loses: nothing, if the weights were divided by their own sum. */
   if (config->renormalize)
     dot = config->renormalize_epsilon > 0.0f ? dot * (config->renormalize_epsilon / divisor) : 0.0f;
   for (int64_t e = 0; e < E; e++) scratch->dz[e] = over_all ? 0.0f - moe_mul_scalar(scratch->p[e], dot) : 0.0f;
@@ -158,7 +159,7 @@ MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_scratch_at_(bwd, worker->index).xt);
 }
 
-/* The bias gradient of 64 experts: all tokens in ascending order. */
+/* Work item: the bias gradient of 64 experts, tokens in ascending order. */
 MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
   const moe_router_topk_bwd_args *args = bwd->args;
@@ -220,13 +221,6 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   return MOE_LIST_(tensors, own);
 }
 
-MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
-  for (int64_t i = 0; i < n; i++)
-    if (index[i] < -1 || index[i] >= E)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
-  return MOE_OK;
-}
-
 MOE_FN moe_status moe_router_bwd_check_contents_(moe_context *ctx, const void *state) {
   const moe_router_topk_bwd_args *args = ((const moe_router_bwd_ *)state)->args;
   return moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E);
@@ -240,7 +234,7 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
   const moe_work_ tokens = {moe_router_items_(args->T), moe_router_bwd_tokens_, bwd, NULL};
   moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
   if (bwd->dw) {
-    /* Two panels of x per item halve the packing of dz, where there is work enough for all threads. */
+    /* Two panels of x per item halve the packing of dz, if there are items enough for all workers. */
     const int64_t panels = args->H / MOE_NR >= 4 * moe_workers_(ctx) ? MOE_XT_ROWS_ : 1;
     const char *x = (const char *)args->hidden_states;
     char *out = (char *)args->router_weight_grad;

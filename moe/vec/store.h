@@ -1,24 +1,23 @@
-/* Stores of results: rounded once, or added to what is stored and then rounded once. */
-#ifndef MOE_LAYER_STORE_H
-#define MOE_LAYER_STORE_H
+/* Stores of results, to memory that is seldom in cache: rounded once, or added to what is there. */
+#ifndef MOE_VEC_STORE_H
+#define MOE_VEC_STORE_H
 
-/* Prefetches rows of `bytes` each that will be written. Inlined: see moe_prefetch_now_. */
+/* Prefetches rows of `bytes` each that will be written next. Inlined: see moe_prefetch_now_. */
 MOE_INLINE void moe_prefetch_to_write_(const char *at, int64_t stride, const int32_t *index, int64_t rows,
                                        int64_t bytes) {
   for (int64_t i = 0; i < rows; i++)
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + (index ? index[i] : i) * stride + b, 1);
 }
 
-/* Arrays of so many bytes or more are stored by non-temporal stores, a chunk at a time: no cache would keep them until
-   they are read. */
+/* Arrays of so many bytes are stored non-temporally, a chunk at a time: no cache would keep them until they are read. */
 #ifndef MOE_NT_MIN_BYTES
 #define MOE_NT_MIN_BYTES (1 << 25)
 #endif
 enum { MOE_NT_CHUNK_ = 1 << 12 };
 
-enum { MOE_STORE_ROWS_AT_ONCE = 16 }; /* their places are prefetched while as many are stored */
+enum { MOE_STORE_ROWS_AT_ONCE = 16 }; /* rows that are stored while as many are prefetched */
 
-/* store_rows, while the next rows' places are prefetched. */
+/* store_rows with prefetches. */
 MOE_FN void moe_store_rows_prefetched_(const moe_kernels *kernels, moe_dtype dtype, char *dst, int64_t stride,
                                        const int32_t *index, const float *src, int64_t rows, int64_t n) {
   const int64_t bytes = n * moe_dtype_bytes_(dtype);
@@ -46,7 +45,7 @@ MOE_FN void moe_store_rows_nt_(const moe_kernels *kernels, moe_dtype dtype, char
   }
 }
 
-/* sum += what is stored. */
+/* sum += the rows stored. */
 MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *stored, int64_t stride, moe_dtype dtype,
                             int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; i++) {
@@ -56,7 +55,7 @@ MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *
   }
 }
 
-/* Rows of dst, `stride` bytes apart, = rows of sum, 64 apart, or dst += sum. Overwrites sum. */
+/* Rows of dst = sums, or dst += sums, rounded once. Sums have stride 64; they may be overwritten. */
 MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t stride, moe_dtype dtype, float *sum,
                             int64_t rows, int64_t n, int accumulate) {
   if (accumulate) moe_add_stored_(kernels, sum, dst, stride, dtype, rows, n);
