@@ -1,10 +1,10 @@
-/* Codes of narrow elements, in 32-bit lanes, to float and back; and codes in the lanes' bits from `at` on times the
-   power of two that the lanes' E8M0 bytes say. All of it is exact but for encoding, and without subnormal operands: fit
-   for use in any floating-point mode. The plain forms are for scales that MOE_PLAIN_SCALE_ names and, in fp8, codes of
-   normal numbers. */
+/* Narrow elements to float and back. Codes are in 32-bit elements of vectors, where they begin at bit `at`; scaled ones
+   are multiplied by the power of two of an E8M0 byte. Decoding is exact and has no subnormal operands, so it may be
+   used in any floating-point mode. The plain_* forms are faster: they take scale bytes that MOE_PLAIN_SCALE_ admits
+   and, of fp8, codes of normal numbers. */
 
-/* Rounds to nearest, ties to even. To have them go away from zero, every float gets its last bit set: that takes those
-   at a midpoint past it, and no other across one. */
+/* Rounds to nearest, ties to even. For ties away from zero, the last bit of every float is set: this moves midpoints
+   up, and no other float across one. */
 MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, const moe_cast_ *cast) {
   const MOE_V(i) bits = MOE_V(casti)(x), given = MOE_V(andi)(bits, MOE_V(set1i)(0x7fffffffu));
   const MOE_V(i) magnitude = MOE_V(ori)(given, MOE_V(set1i)(cast->away)), magic = MOE_V(set1i)(f->magic);
@@ -17,13 +17,13 @@ MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, cons
   code = MOE_V(selecti)(subnormal, MOE_V(subi)(MOE_V(casti)(tiny), magic), MOE_V(srli)(code, f->shift));
   code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(set1i)(cast->overflow), code);
   code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f7fffffu), given), MOE_V(set1i)(cast->infinity), code);
-  /* What overflowed to NaN has no sign. */
+  /* A NaN from overflow has no sign. */
   const MOE_V(i) keep = MOE_V(set1i)(f->nan != 0 && f->infinity == 0 ? 0u : ~0u);
   code = MOE_V(ori)(code, MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(andi)(sign, keep), sign));
   return MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f800000u), given), MOE_V(set1i)(f->nan), code);
 }
 
-/* Two factors, for their product may be subnormal; NaN for 255. */
+/* By two factors, because their product may be subnormal. Byte 255 is NaN. */
 MOE_INLINE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
   const MOE_V(i) half = MOE_V(srli)(byte, 1);
   const MOE_V(i) first = MOE_V(slli)(MOE_V(addi)(half, MOE_V(set1i)(64u)), 23);
@@ -59,17 +59,17 @@ MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, cons
   return MOE_K(times_e8m0)(MOE_K(fp8)(word, at, f), byte);
 }
 
-/* Sign and magnitude are brought to their places in one shift; bias and scale are one sum. */
+/* One shift moves sign and magnitude to their places; bias and scale are added as one number. */
 MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   const MOE_V(i) exponent = MOE_V(addi)(MOE_V(slli)(byte, 23), MOE_V(set1i)(f->rebias - (127u << 23)));
   const MOE_V(i) placed = MOE_V(srav)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)((uint32_t)(24 - f->shift)));
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
 }
 
-/* The code of a float that is a number, without its sign and without bound, in the lower 16 bits; the others are left
-   as they fall. The sum with a power of two, 2^shift times the float's or the least normal's, rounds it to nearest,
-   ties to even: its last bits count the code's steps above that power. `big` adds to them what makes it the code, but
-   for the power's own exponent. */
+/* The code of a finite float, without its sign and not saturated, in the lower 16 bits; the upper ones are undefined.
+   Adding 2^shift times the float's power of two, or the least normal number's, rounds to nearest, ties to even: the
+   last bits of the sum are the code's distance from that power. `big` is 2^shift, and its last bits hold the code's
+   bias; the power's exponent is added at the end. */
 MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
   const MOE_V(i) magnitude = MOE_V(mux)(MOE_V(set1i)(0x7fffffffu ^ q->away), MOE_V(casti)(x), MOE_V(set1i)(q->away));
   const MOE_V(f) normal = MOE_V(max)(MOE_V(castf)(magnitude), MOE_V(castf)(MOE_V(set1i)(q->least)));
@@ -79,12 +79,14 @@ MOE_INLINE MOE_V(i) MOE_K(number)(MOE_V(f) x, const moe_numbers_ *q) {
   return MOE_V(addi)(MOE_V(casti)(sum), MOE_V(srlv)(power, MOE_V(set1i)((uint32_t)q->format.shift)));
 }
 
-/* The signs of codes in 16-bit lanes, but of NaN, which is the largest: twice that less another one has bit 7. */
+/* The signs of codes in 16-bit elements, but not those of NaN. As NaN is the largest code, 2 * nan - code has bit 7 set
+   for all others. */
 MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE_V(i) nan) {
   return MOE_V(andi)(signs, MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(nan, nan), codes), 8));
 }
 
-/* Some groups' scales from their largest magnitudes, up to the first that holds more than numbers. */
+/* The scales of some groups from their largest magnitudes, up to the first group that is not finite: returns its
+   index. */
 MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
                                   const moe_numbers_ *q) {
   const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
@@ -116,8 +118,8 @@ MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const
   return groups;
 }
 
-/* From a number's magnitude at its place in a float. Taken for a normal one, a subnormal has half its value and half
-   the least normal's too much; what takes that away leaves normal ones larger or the same. */
+/* The float of a magnitude whose bits are at their place in a float. With the bias corrected, x is right for normal
+   numbers and 2 * x - least for subnormal ones; the right one is the smaller. */
 MOE_INLINE MOE_V(f) MOE_K(magnitude_of)(MOE_V(i) placed, const moe_numbers_ *q) {
   const MOE_V(i) magnitude = MOE_V(andi)(placed, MOE_V(set1i)(127u << q->format.shift));
   const MOE_V(f) x = MOE_V(castf)(MOE_V(addi)(magnitude, MOE_V(set1i)(q->format.rebias)));
@@ -135,8 +137,8 @@ MOE_INLINE int MOE_K(special_codes)(const uint8_t *codes, const moe_numbers_ *q)
   return MOE_V(anyi)(MOE_V(andi)(any, MOE_V(set1i)(0x00800080u)));
 }
 
-/* Four codes in a lane: a byte's top bit says that plain_fp8 does not do for its code, whose magnitude is not within
-   [first_normal, first_infinity); other bits are left as they fall. */
+/* Of four codes in an element: the top bit of each byte is set where plain_fp8 does not apply, because the magnitude is
+   outside [first_normal, first_infinity). Other bits are undefined. */
 MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ *f) {
   const MOE_V(i) magnitude = MOE_V(andi)(four, MOE_V(set1i)(0x7f7f7f7fu));
   const MOE_V(i) above = MOE_V(addi)(magnitude, MOE_V(set1i)((128u - f->first_infinity) * 0x01010101u));
@@ -144,18 +146,18 @@ MOE_INLINE MOE_V(i) MOE_K(outside_fp8)(MOE_V(i) four, const moe_element_format_ 
   return MOE_V(ori)(above, below);
 }
 
-/* The same of 32 codes side by side: four in a lane or two, beside 0x40, which is within. Not for vectors of one. */
+/* The same of 32 contiguous codes: four in an element, or two and two of 0x40, which is normal. Not in scalar code. */
 MOE_INLINE MOE_V(i) MOE_K(outside_fp8_row)(const uint8_t *codes, const moe_element_format_ *f) {
   if (4 * MOE_W == 32) return MOE_K(outside_fp8)(MOE_V(loadi)(codes), f);
   return MOE_K(outside_fp8)(MOE_V(ori)(MOE_V(loadu16)(codes), MOE_V(set1i)(0x40400000u)), f);
 }
 
-/* Whether it says so of a code. */
+/* Whether outside_fp8 has marked a code. */
 MOE_INLINE int MOE_K(special_fp8)(MOE_V(i) outside) {
   return MOE_V(anyi)(MOE_V(andi)(outside, MOE_V(set1i)(0x80808080u)));
 }
 
-/* Or of one of 128. */
+/* Whether it marks one of 128. */
 MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_ *f) {
   MOE_V(i) outside = MOE_V(set1i)(0u);
   for (int i = 0; i < 128; i += 4 * MOE_W)
@@ -164,7 +166,8 @@ MOE_INLINE int MOE_K(others_fp8)(const uint8_t *codes, const moe_element_format_
 }
 
 #if MOE_VECTORS
-/* What a stream needs of fp8 (see format.inl): the plain way or, where a code wants the general one, none. */
+/* The next vectors of B for small_m_rows.inl, from rows of fp8. Returns 0 if not all are right: a code is not
+   normal. */
 MOE_INLINE int MOE_K(small_m_load_fp8)(const moe_small_m_ *s, const char *src, MOE_V(f) * b) {
   const moe_element_format_ f = *s->format;
   MOE_V(i) outside = MOE_V(set1i)(0u);
@@ -178,8 +181,8 @@ MOE_INLINE int MOE_K(small_m_load_fp8)(const moe_small_m_ *s, const char *src, M
   return !MOE_K(special_fp8)(outside);
 }
 
-/* All rows of a stream times the four codes in words of four vectors of columns, `pitch` apart, whose scale bytes, all
-   plain, begin at bit `at` of `scales`. */
+/* All rows of A times the four codes, of any kind, in words of four vectors of columns, which are `pitch` apart. Their
+   scale bytes, all plain, begin at bit `at` of `scales`. */
 MOE_FN void MOE_K(small_m_fp8_words)(const moe_small_m_ *s, const MOE_V(i) * words, int64_t pitch,
                                      const MOE_V(i) * scales, int at, const moe_element_format_ *f, const float *x,
                                      float *c) {

@@ -1,8 +1,8 @@
-/* Groups of 32 elements of one storage format to codes and back, where all are numbers: the usual case. Two neighbours
-   lie in the same lane of two vectors, as two bf16 do in a word. Included for f32 and, where there are vectors, for
-   bf16; other formats go through float (groups_by_float.inl). */
+/* Groups of 32 elements of one storage format to codes and back, where all are finite: the usual case. The even
+   elements are in one vector and the odd ones in another, as the two bf16 of a word are. Included for f32 and, where
+   there are vectors, for bf16; other formats go through float (groups_by_float.inl). */
 
-/* Groups [g, n) of some, up to the first that is not encoded here; returns where it stopped. */
+/* Encodes groups [g, n) of some, up to the first that needs the general path; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
                                          int64_t n, const moe_numbers_ *q, moe_prefetch_at_ *prefetch) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u);
@@ -30,7 +30,7 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
   return g;
 }
 
-/* The groups' magnitudes; of what is left of a vector, 0. */
+/* The largest magnitude of each group, and 0 for the rest of a vector. */
 MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int64_t groups) {
   int64_t g = 0;
   if (MOE_FORMAT_UPPER) {
@@ -47,14 +47,14 @@ MOE_INLINE void MOE_KF(groups_magnitudes)(uint32_t *amax, const char *from, int6
 
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers, const moe_prefetch_block_ *fetch) {
-  const moe_numbers_ q = *numbers; /* nothing that is stored can change it */
+  const moe_numbers_ q = *numbers; /* a copy, which no store can change */
   moe_prefetch_at_ prefetch = moe_prefetch_begin_(fetch);
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
   const char *from = (const char *)x;
   moe_some_groups_ some;
-  moe_octave_ octave;
-  /* Fewer groups do not pay for an octave. */
-  const int scaled = MOE_FORMAT_UPPER && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(octave_of)(&octave, &q);
+  moe_binade_ binade;
+  /* Fewer groups are not worth a table. */
+  const int scaled = MOE_FORMAT_UPPER && q.known && groups >= MOE_GROUPS_SOME_ && MOE_K(binade_of)(&binade, &q);
   const int u16 = scaled || (MOE_FORMAT_UPPER && scales && !q.away);
   for (int64_t at = 0, count; at < groups; at += count) {
     count = q.known ? groups : moe_min_(MOE_GROUPS_SOME_, groups - at);
@@ -63,7 +63,7 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
       if (MOE_FORMAT_UPPER && scaled)
-        g = MOE_K(u16_scaled)(codes, from, &octave, g, n, &q, &prefetch);
+        g = MOE_K(u16_scaled)(codes, from, &binade, g, n, &q, &prefetch);
       else if (MOE_FORMAT_UPPER && u16)
         g = MOE_K(quantize_u16)(codes, from, &some, g, n, &q, &prefetch);
       end = u16 ? moe_min_(n, g + 1) : n;
@@ -76,7 +76,7 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   return groups;
 }
 
-/* Groups [g, n), up to the first that is not decoded here; returns where it stopped. */
+/* Decodes groups [g, n), up to the first that needs the general path; returns where it stopped. */
 MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t g, int64_t n,
                                            const moe_numbers_ *q) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
@@ -112,7 +112,7 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
   return g;
 }
 
-/* Groups to bf16 or, from there, to f32. Returns how many were for here. */
+/* Decodes groups to bf16 or, through bf16, to f32, up to the first for which that does not work; returns how many. */
 MOE_INLINE int64_t MOE_KF(dequantize_u16)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                           const moe_numbers_ *q) {
   const int64_t step = q->wide ? 32 : 16;
@@ -129,7 +129,7 @@ MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const ui
                                          const moe_numbers_ *numbers) {
   const moe_numbers_ q = *numbers;
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = q.wide ? 32 : 16;
-  /* Fewer groups do not pay for an octave. */
+  /* Fewer groups are not worth a table. */
   const int u16 = MOE_W > 1 && (scales || (MOE_FORMAT_UPPER && groups >= MOE_GROUPS_FEW_));
   char *to = (char *)x;
   for (int64_t g = 0, end; g < groups;) {

@@ -1,12 +1,13 @@
-/* Groups of 32 bf16 to codes and back in 16-bit lanes. Under a scale that is a power of two, dividing moves an exponent
-   and rounding drops the last bits of a fraction that is short already: no float is needed, and twice as many elements
-   fit into a vector. Ties go to even. Under any other factor fp8 has tables (moe_octave_), for ties of either kind. For
-   vectors only. Loops over fp8 exist for fractions of 2 and of 3 bits, as shifting by a constant costs half. */
+/* Groups of 32 bf16 to codes and back in 16-bit integers, two in each element of a vector. Under a scale that is a
+   power of two, dividing changes an exponent and rounding drops the last bits of a short fraction: no float is needed,
+   and twice as many elements fit into a vector. Ties go to even. Under any other factor fp8 has tables (moe_binade_),
+   for ties of either kind. For vectors only. Loops over fp8 are specialised for fractions of 2 and of 3 bits, because
+   shifting by a constant costs half. */
 
 /* --------------------------------------------------------------------------------------------------------- to codes */
 
-/* The largest magnitudes of groups of 32 elements of 16 bits, as many at a time as a vector has lanes: of each group
-   two words, the larger of which it is. */
+/* The largest magnitudes of groups of 32 elements of 16 bits, W groups at a time: a word for each group, with those of
+   its odd and of its even elements. */
 MOE_EITHER void MOE_K(u16_largest)(uint32_t *most, const char *from, int64_t groups) {
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu);
   for (int64_t g = 0; g < groups; g += MOE_W) {
@@ -24,11 +25,11 @@ MOE_EITHER void MOE_K(u16_largest)(uint32_t *most, const char *from, int64_t gro
   }
 }
 
-/* What is further below exponent 0 of an fp8 code rounds to zero. */
+/* Magnitudes further than this below exponent 0 of an fp8 code round to zero. */
 MOE_INLINE uint32_t MOE_K(u16_deep)(int shift) { return (uint32_t)(7 - shift) << 7; }
 
-/* Magnitudes to fp8 codes whose fraction is `shift` bits shorter, unbounded; those that would be subnormal are left as
-   they fall, and `lowest` is then less than 127 above halves_deep. `zero`: exponent 0 of the code, in its place. */
+/* Magnitudes to fp8 codes, whose fraction is `shift` bits shorter, not saturated. `zero` is the code's exponent 0 as a
+   bf16. Subnormal codes are undefined; *lowest is then less than u16_deep + 127. */
 MOE_INLINE MOE_V(i) MOE_K(u16_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int shift, MOE_V(i) * lowest) {
   const MOE_V(i) half = MOE_V(set1i)(((1u << (shift - 1)) - 1) * 0x00010001u);
   const MOE_V(i) deep = MOE_V(subi)(zero, MOE_V(set1i)(MOE_K(u16_deep)(shift) * 0x00010001u));
@@ -37,17 +38,17 @@ MOE_INLINE MOE_V(i) MOE_K(u16_wide)(MOE_V(i) magnitude, MOE_V(i) zero, int shift
   return MOE_V(srl2x16)(MOE_V(addi)(MOE_V(subs2x16)(magnitude, MOE_V(subi)(zero, half)), odd), shift);
 }
 
-/* Magnitudes to e2m1 codes, none left out: by every rule all are below 12 times the scale. Half of the least code is 63
-   above `bottom`; from there on, every 64 steps of bf16 end at a code or between two. What is taken away, by entry,
-   leaves 64 of the code. */
+/* Magnitudes to e2m1 codes, subnormal ones, too; by every scale rule they are below 12 times the scale. In steps of
+   bf16 from `bottom` on, the code changes at most once in every 64, first after 63. The table holds, for each 64 steps,
+   what to subtract to get 64 times the code. */
 MOE_INLINE MOE_V(i) MOE_K(u16_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
   static const uint8_t away[16] = {0, 0, 64, 127, 128, 160, 159, 160, 159, 160, 192, 255};
   const MOE_V(i) number = MOE_V(subs2x16)(magnitude, bottom);
   return MOE_V(srl2x16)(MOE_V(subi)(number, MOE_V(lookup2x16)(away, MOE_V(srl2x16)(number, 6))), 6);
 }
 
-/* Groups [g, n) of some, up to the first that is not for here, whose codes are then left as they fall; returns where
-   it stopped. */
+/* Encodes groups [g, n) of some, up to the first that has subnormal fp8 codes, whose codes are then undefined; returns
+   where it stopped. */
 MOE_INLINE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g, int64_t n,
                                   const moe_numbers_ *q, moe_prefetch_at_ *fetch, int wide, int fraction, int drop) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
@@ -79,8 +80,8 @@ MOE_INLINE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_so
   return g;
 }
 
-/* One group at the most, if some are not for here. Not inlined, nor halves_scaled: the constants of their loops are to
-   have registers. */
+/* One group at most if some->plain is 0. Not inlined, as u16_scaled is not: the constants of their loops need the
+   registers. */
 MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_u16)(uint8_t *codes, const char *from,
                                                              const moe_some_groups_ *some, int64_t g, int64_t n,
                                                              const moe_numbers_ *q, moe_prefetch_at_ *fetch) {
@@ -95,8 +96,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(quantize_u16)(uint8_t *codes, con
   }
 }
 
-/* Whether there is an octave to go by: not where bf16 ends. */
-MOE_EITHER int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
+/* The table for encoding under a factor. Returns 0 if there is none, near the ends of bf16's range. */
+MOE_EITHER int MOE_K(binade_of)(moe_binade_ *binade, const moe_numbers_ *q) {
   static const float sixteenths[16] = {1.0f, 1.0625f, 1.125f, 1.1875f, 1.25f, 1.3125f, 1.375f, 1.4375f,
                                        1.5f, 1.5625f, 1.625f, 1.6875f, 1.75f, 1.8125f, 1.875f, 1.9375f};
   const uint32_t bits = moe_casti_scalar(q->factor), unit = 254 - (bits >> 23); /* times factor: in [1, 2) */
@@ -114,19 +115,19 @@ MOE_EITHER int MOE_K(octave_of)(moe_octave_ *octave, const moe_numbers_ *q) {
   }
   MOE_V(storei)(first, MOE_V(andi)(MOE_K(number)(factor, q), low));
   for (uint32_t i = 0; i < 16; i++)
-    octave->add[i] = (uint8_t)((((sum[i] >> 3) + 1 - first[0]) << shift) + (sum[i] & 7) - 8 * (i + 1));
-  octave->base = (unit << (7 - shift)) - first[0] + ((uint32_t)octave->add[0] << (8 - shift));
+    binade->add[i] = (uint8_t)((((sum[i] >> 3) + 1 - first[0]) << shift) + (sum[i] & 7) - 8 * (i + 1));
+  binade->base = (unit << (7 - shift)) - first[0] + ((uint32_t)binade->add[0] << (8 - shift));
   return 1;
 }
 
-/* Groups [g, n), as above, of what is within the largest code. */
-MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_octave_ *octave, int64_t g, int64_t n,
+/* The same under a factor, for groups whose codes do not overflow. */
+MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_binade_ *binade, int64_t g, int64_t n,
                                      const moe_numbers_ *q, moe_prefetch_at_ *fetch, int fraction) {
   const int shift = 7 - fraction;
-  const uint32_t deep = (uint32_t)fraction << fraction; /* what is further below code 0 rounds to it */
-  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(octave->base * 0x00010001u);
+  const uint32_t deep = (uint32_t)fraction << fraction; /* magnitudes further than this below code 0 round to it */
+  const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(binade->base * 0x00010001u);
   const MOE_V(i) entry = MOE_V(set1i)(0x000f000fu);
-  const MOE_V(i) bottom = MOE_V(set1i)((octave->base - deep) * 0x00010001u);
+  const MOE_V(i) bottom = MOE_V(set1i)((binade->base - deep) * 0x00010001u);
   const MOE_V(i) subnormal = MOE_V(set1i)((deep + (1u << fraction)) * 0x00010001u);
   const int64_t prefetch_to = q->prefetch_to;
   moe_prefetch_at_ prefetch = *fetch;
@@ -138,7 +139,7 @@ MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe
     for (int i = 0; i < 16 / MOE_W; i++) {
       x[i] = MOE_V(load2x16)(from + 64 * g + 4 * MOE_W * i);
       const MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
+      const MOE_V(i) add = MOE_V(lookup2x16)(binade->add, MOE_V(andi)(MOE_V(srl2x16)(magnitude, 3), entry));
       const MOE_V(i) sum = MOE_V(srl2x16)(MOE_V(addi)(magnitude, add), shift);
       lowest = MOE_V(min2x16)(lowest, MOE_V(sub2x16)(sum, bottom));
       code[i] = MOE_V(subs2x16)(sum, base);
@@ -150,20 +151,20 @@ MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe
   return g;
 }
 
-MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_scaled)(uint8_t *codes, const char *from, const moe_octave_ *octave,
+MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_scaled)(uint8_t *codes, const char *from, const moe_binade_ *binade,
                                                            int64_t g, int64_t n, const moe_numbers_ *q,
                                                            moe_prefetch_at_ *fetch) {
   switch (q->format.fraction) {
-    case 2: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 2);
-    case 3: return MOE_K(scaled_run)(codes, from, octave, g, n, q, fetch, 3);
+    case 2: return MOE_K(scaled_run)(codes, from, binade, g, n, q, fetch, 2);
+    case 3: return MOE_K(scaled_run)(codes, from, binade, g, n, q, fetch, 3);
     default: return g;
   }
 }
 
 /* ------------------------------------------------------------------------------------------------------- from codes */
 
-/* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. A scale moves the
-   exponents of the elements, which are then looked up. */
+/* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. The scale is
+   applied to the table of values, which are then looked up. */
 MOE_INLINE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                         const moe_numbers_ *q) {
   static const uint16_t elements[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
@@ -184,25 +185,25 @@ MOE_INLINE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const ui
   return g;
 }
 
-/* From codes, an octave is the code's: under the factor a fraction is what it is without, in a bf16's place, and `base`
-   and its entry of `add` more. Never less, as both are rounded alike. */
-MOE_INLINE moe_octave_ MOE_K(octave_back)(const moe_numbers_ *q) {
+/* The table for decoding under a factor, of the codes' fractions: what to add to a fraction, as bf16, to get its
+   product with the factor's fraction is `base`, its difference for fraction 0, and the entry of `add`. */
+MOE_INLINE moe_binade_ MOE_K(binade_back)(const moe_numbers_ *q) {
   const int shift = q->format.shift - 16;
   const MOE_V(f) factor = MOE_V(castf)(MOE_V(set1i)((moe_casti_scalar(q->factor) & 0x007fffffu) | 0x3f800000u));
-  moe_octave_ octave = {{0}, 0};
+  moe_binade_ binade = {{0}, 0};
   float fraction[16];
   uint16_t product[16];
   for (uint32_t i = 0; i < 16; i++) fraction[i] = moe_castf_scalar(0x3f800000u + ((i << shift & 127u) << 16));
   for (int i = 0; i < 16; i += MOE_W) MOE_V(store_bf16)(product + i, MOE_V(mul)(MOE_V(load)(fraction + i), factor));
-  octave.base = product[0] - 0x3f80u;
-  for (uint32_t i = 0; i < 16; i++) octave.add[i] = (uint8_t)(product[i] - product[0] - (i << shift & 127u));
-  return octave;
+  binade.base = product[0] - 0x3f80u;
+  for (uint32_t i = 0; i < 16; i++) binade.add[i] = (uint8_t)(product[i] - product[0] - (i << shift & 127u));
+  return binade;
 }
 
-/* A group of 32 fp8 codes to bf16. `zero` is where exponent 0 comes, in codes' steps; under a factor there is an
-   octave. `others`: some codes are no normal numbers. What is subnormal as a code lies below its place among normal
-   ones. */
-MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_octave_ *octave,
+/* A group of 32 fp8 codes to bf16. `zero` is what to add to a code to get the bf16's exponent; `binade` is the table
+   under a factor, or NULL. `others`: some codes are not normal numbers. Subnormal codes are first replaced by the
+   normal ones of the same value, q->below steps lower. */
+MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_binade_ *binade,
                                   int fraction, int others, const moe_numbers_ *q) {
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x80008000u);
   const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
@@ -215,9 +216,9 @@ MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero,
     MOE_V(i) sign = code, step = MOE_V(addi)(magnitude, MOE_V(set1i)(zero * 0x00010001u)), x;
     if (others) step = MOE_V(subi)(step, MOE_V(lookup2x16)(q->below, MOE_V(min2x16)(magnitude, last)));
     x = MOE_V(slli)(step, 7 - fraction);
-    if (octave) {
-      const MOE_V(i) add = MOE_V(lookup2x16)(octave->add, MOE_V(andi)(step, last));
-      x = MOE_V(addi)(MOE_V(addi)(x, MOE_V(set1i)(octave->base * 0x00010001u)), add);
+    if (binade) {
+      const MOE_V(i) add = MOE_V(lookup2x16)(binade->add, MOE_V(andi)(step, last));
+      x = MOE_V(addi)(MOE_V(addi)(x, MOE_V(set1i)(binade->base * 0x00010001u)), add);
     }
     if (others) {
       const MOE_V(i) infinite = MOE_V(lt2x16)(finite, magnitude), nan = MOE_V(lt2x16)(number, magnitude);
@@ -230,11 +231,11 @@ MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero,
   }
 }
 
-/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte would make some number a subnormal or too large;
-   returns how many. They are looked at in fours, for codes that are no normal numbers: up to the first four that hold
-   some or, with `others`, none. Less than four count as such. */
+/* Groups of 32 fp8 codes to bf16, up to the first whose scale byte could make a number subnormal or too large; returns
+   how many. Four groups at a time are searched for codes that are not normal numbers: it stops at the first four that
+   have some or, with `others`, that have none. Fewer than four count as having some. */
 MOE_INLINE int64_t MOE_K(u16_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                       int64_t groups, const moe_octave_ *octave, int fraction, int others,
+                                       int64_t groups, const moe_binade_ *binade, int fraction, int others,
                                        const moe_numbers_ *q) {
   const uint32_t unscaled = (q->format.rebias >> q->format.shift) - (127u << fraction);
   int64_t g = 0;
@@ -244,43 +245,43 @@ MOE_INLINE int64_t MOE_K(u16_from_fp8)(char *to, const uint8_t *codes, const uin
     if (g % 4 == 0 && (groups - g < 4 || MOE_K(others_fp8)(codes + 32 * g, &q->format)) != others) break;
     __builtin_prefetch(codes + 32 * (g + q->prefetch));
     __builtin_prefetch(to + 64 * (g + q->prefetch_to), 1);
-    MOE_K(u16_of_fp8)(to + 64 * g, codes + 32 * g, unscaled + (scale << fraction), octave, fraction, others, q);
+    MOE_K(u16_of_fp8)(to + 64 * g, codes + 32 * g, unscaled + (scale << fraction), binade, fraction, others, q);
   }
   return g;
 }
 
-/* With others, of either fraction: long code for what is rare. */
+/* With others, of either fraction. Not inlined: long code for a rare case. */
 MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_from_others)(char *to, const uint8_t *codes, const uint8_t *scales,
                                                                 uint32_t scale, int64_t groups,
-                                                                const moe_octave_ *octave, const moe_numbers_ *q) {
-  return MOE_K(u16_from_fp8)(to, codes, scales, scale, groups, octave, q->format.fraction, 1, q);
+                                                                const moe_binade_ *binade, const moe_numbers_ *q) {
+  return MOE_K(u16_from_fp8)(to, codes, scales, scale, groups, binade, q->format.fraction, 1, q);
 }
 
-/* With and without in turn. */
+/* Alternates between groups without and with others. */
 MOE_INLINE int64_t MOE_K(u16_from_either)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                          int64_t groups, const moe_octave_ *octave, const moe_numbers_ *q) {
+                                          int64_t groups, const moe_binade_ *binade, const moe_numbers_ *q) {
   const int fraction = q->format.fraction;
   if (fraction != 2 && fraction != 3) return 0;
   for (int64_t g = 0, others;; g += others) {
     const uint8_t *bytes = scales ? scales + g : NULL;
     if (fraction == 2)
-      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 2, 0, q);
+      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 2, 0, q);
     else
-      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, 3, 0, q);
+      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 3, 0, q);
     bytes = scales ? scales + g : NULL;
-    others = MOE_K(u16_from_others)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, octave, q);
+    others = MOE_K(u16_from_others)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, q);
     if (others == 0) return g;
   }
 }
 
-/* Groups of codes to bf16, up to the first that is not for here; returns how many. */
+/* Groups of codes to bf16, up to the first that needs the general path; returns how many. */
 MOE_FN int64_t MOE_K(u16_back)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
                                const moe_numbers_ *q) {
   if (!q->wide) return MOE_K(u16_from_e2m1)(to, codes, scales, groups, q);
   if (scales) return MOE_K(u16_from_either)(to, codes, scales, 0, groups, NULL, q);
-  /* Of the factor; one more, as fractions carry into it. */
+  /* The factor's exponent. Products may have the next one. */
   const uint32_t scale = moe_casti_scalar(q->factor) >> 23;
   if (scale < MOE_SCALE_CLEAR_ || !MOE_PLAIN_SCALE_(scale + 1)) return 0;
-  const moe_octave_ octave = MOE_K(octave_back)(q);
-  return MOE_K(u16_from_either)(to, codes, NULL, scale, groups, &octave, q);
+  const moe_binade_ binade = MOE_K(binade_back)(q);
+  return MOE_K(u16_from_either)(to, codes, NULL, scale, groups, &binade, q);
 }

@@ -39,7 +39,7 @@ MOE_FN int moe_mx_is_nki_(moe_mx_layout layout) { return moe_mx_is_x4_(layout) |
 
 MOE_FN int64_t moe_nki_partitions_(int64_t length) { return moe_min_(length, MOE_MX_TILE_) / MOE_MX_WORD_; }
 
-/* The element at position n of an axis whose tiles are each cut into four workers. */
+/* The element at position n of an axis in tiles, in each of which words take an element from every quarter. */
 MOE_FN int64_t moe_nki_tile_element_(int64_t length, int64_t n) {
   const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start;
   return start + m % MOE_MX_WORD_ * (moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_) + m / MOE_MX_WORD_;
@@ -177,8 +177,8 @@ MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
   if (s->scales == MOE_MX_SCALES_TILED_128X4) {
     const int64_t row = moe_mx_row_(s, at), across = moe_ceil_div_(s->groups, 4);
     const int64_t down = moe_ceil_div_(moe_mx_rows_(s), 128);
-    const int64_t ukernel = (at->expert * down + row / 128) * across + g / 4;
-    return s->scale + ukernel * 512 + row % 32 * 16 + row / 32 % 4 * 4 + g % 4;
+    const int64_t tile = (at->expert * down + row / 128) * across + g / 4;
+    return s->scale + tile * 512 + row % 32 * 16 + row / 32 % 4 * 4 + g % 4;
   }
   if (s->scales == MOE_MX_SCALES_NKI_PACKED)
     return s->scale + moe_nki_at_(s, at, count, t / 4 * 128 + t % 4 * 4 + moe_nki_quadrant_(r), 1, 0);
@@ -190,15 +190,15 @@ MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
 
 /* -------------------------------------------------------------------------------------------------- groups of codes */
 
-/* Words are numbers: worker 0 is the least significant, whatever the byte order. */
+/* Words are integers: code 0 is the least significant, whatever the byte order. */
 MOE_FN void moe_nki_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
   for (int64_t w = 0; w < n / MOE_MX_WORD_; w++) {
     const int64_t index = moe_nki_word_at_(s, at, at->group * 8 + w);
     uint32_t word;
     if (s->bits == 4) {
-      uint16_t half;
-      memcpy(&half, s->codes + 2 * index, 2);
-      word = half;
+      uint16_t u16;
+      memcpy(&u16, s->codes + 2 * index, 2);
+      word = u16;
     } else {
       memcpy(&word, s->codes + 4 * index, 4);
     }
@@ -212,8 +212,8 @@ MOE_FN void moe_nki_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t 
     uint32_t word = 0;
     for (int q = 0; q < MOE_MX_WORD_; q++) word |= (uint32_t)code[4 * w + q] << (q * s->bits);
     if (s->bits == 4) {
-      const uint16_t half = (uint16_t)word;
-      memcpy(s->codes + 2 * index, &half, 2);
+      const uint16_t u16 = (uint16_t)word;
+      memcpy(s->codes + 2 * index, &u16, 2);
     } else {
       memcpy(s->codes + 4 * index, &word, 4);
     }
@@ -248,7 +248,7 @@ MOE_FN int64_t moe_mx_column_scales_(const moe_mx_side_ *s) {
   return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
 }
 
-/* The n codes of a group; code[n..31] are left alone. */
+/* The n codes of a group; code[n..31] are not written. */
 MOE_FN void moe_mx_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
   const int64_t first = at->group * MOE_MX_GROUP_;
   if (moe_mx_is_nki_(s->layout)) {

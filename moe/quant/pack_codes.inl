@@ -1,4 +1,4 @@
-/* Rows of codes to and from float, and codes as f32 panels (see moe_codes_). Included for codes of 4 and of 8 bits. */
+/* Rows of codes to and from float, and codes to f32 panels (see moe_codes_). Included for codes of 4 and of 8 bits. */
 
 /* Codes [i, i+W) of a row of n. */
 MOE_INLINE MOE_V(i) MOE_KC(row_codes)(const uint8_t *row, int64_t i, int64_t n) {
@@ -8,7 +8,7 @@ MOE_INLINE MOE_V(i) MOE_KC(row_codes)(const uint8_t *row, int64_t i, int64_t n) 
 }
 
 MOE_FN void MOE_KC(load_codes)(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format) {
-  const moe_element_format_ f = *format; /* nothing that is stored can change it */
+  const moe_element_format_ f = *format; /* a copy, which no store can change */
   for (int64_t i = 0; i < n; i += MOE_W) {
     const MOE_V(i) codes = MOE_KC(row_codes)(src, i, n);
     const MOE_V(f) x = MOE_CODES_BITS == 4 ? MOE_V(e2m1)(codes) : MOE_K(fp8)(codes, 0, &f);
@@ -41,7 +41,7 @@ MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n
   return MOE_V(set1i)(!scale || i >= n ? 127u : scale[i / 32]);
 }
 
-/* 32 columns of a row, all there, in the plain way. */
+/* 32 columns of a row by the plain form. */
 MOE_INLINE void MOE_KC(plain_part)(MOE_V(f) * x, const uint8_t *row, int64_t at, uint32_t byte,
                                    const moe_element_format_ *format) {
   MOE_UNROLL
@@ -51,7 +51,7 @@ MOE_INLINE void MOE_KC(plain_part)(MOE_V(f) * x, const uint8_t *row, int64_t at,
   }
 }
 
-/* A whole row in the plain way; 0 where that does not do. */
+/* A whole row by the plain form. Returns 0 where that does not apply. */
 MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
                                       const moe_element_format_ *format) {
   MOE_V(i) outside = MOE_V(set1i)(0u);
@@ -69,7 +69,7 @@ MOE_INLINE int MOE_KC(pack_plain_row)(float *p, const moe_codes_ *c, const uint8
 }
 
 MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
-  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  const moe_element_format_ format = *c->format; /* a copy, which no store can change */
   for (int64_t r = 0; r < c->k; r++) {
     const uint8_t *row = c->codes + r * c->stride, *scale = c->scale ? c->scale + r * c->scale_stride : NULL;
     float *p = panel + r * MOE_NR + c->col;
@@ -80,8 +80,8 @@ MOE_FN void MOE_KC(pack_codes_rows)(float *panel, const moe_codes_ *c) {
   }
 }
 
-/* A panel row of `width` columns from n words of four codes each, of which that from bit `shift` on is wanted; scale
-   bytes side by side. */
+/* `width` columns of a panel's row from n words of four codes each: the codes from bit `shift` on, times contiguous
+   scale bytes. */
 MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, const uint8_t *scale, int64_t n,
                                    int64_t width, const moe_element_format_ *format) {
   enum { size = MOE_CODES_BITS / 2 };
@@ -108,7 +108,7 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
   }
 }
 
-/* Where the first code of word w of a column belongs; the next is `odd` further on, and the pair after these `pair`. */
+/* The row of a panel in which the first code of word w of a column belongs. */
 MOE_INLINE int64_t MOE_KC(word_k)(int split, int64_t w) {
   return split ? w / 4 * 32 + w % 4 * 4 : w * (32 / MOE_CODES_BITS);
 }
@@ -118,7 +118,8 @@ MOE_INLINE MOE_V(i) MOE_KC(word_scale)(MOE_V(i) scales, int64_t w) {
   return MOE_V(andi)(MOE_V(srli)(scales, (int)(w / MOE_CODES_BITS * 8)), MOE_V(set1i)(255u));
 }
 
-/* W columns of a panel from W words of each: all codes are there, and codes and scales plain. */
+/* W columns of a panel from W words of each, by the plain form. A pair of codes goes to rows `odd` apart, the next pair
+   `pair` rows further on. */
 MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales,
                                          const moe_element_format_ *format) {
   enum { per_word = 32 / MOE_CODES_BITS };
@@ -132,7 +133,7 @@ MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MO
   }
 }
 
-/* The same of any, from word w on. */
+/* The same by the general path, from word w on, as far as there are codes. */
 MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales, int64_t w,
                                    const moe_element_format_ *format) {
   const int64_t odd = c->split ? 16 : 1, pair = c->split ? 1 : 2;
@@ -145,7 +146,7 @@ MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i)
   }
 }
 
-/* Whether a word holds a code that wants the general way. */
+/* Whether a code is not a normal number. */
 MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) * words, const moe_element_format_ *f) {
   MOE_V(i) outside = MOE_V(set1i)(0u);
   for (int j = 0; j < MOE_W && MOE_CODES_BITS == 8; j++) outside = MOE_V(ori)(outside, MOE_K(outside_fp8)(words[j], f));
@@ -155,7 +156,7 @@ MOE_INLINE int MOE_KC(codes_special)(const MOE_V(i) * words, const moe_element_f
 enum { MOE_KC(codes) = MOE_W * 32 / MOE_CODES_BITS }; /* codes in W words */
 
 MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
-  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  const moe_element_format_ format = *c->format; /* a copy, which no store can change */
   for (int64_t col = 0; col < c->width; col += MOE_W) {
     float *p = panel + c->col + col;
     for (int64_t at = 0; at < c->k; at += MOE_KC(codes)) {

@@ -1,16 +1,16 @@
-/* The codes a stream will read next, fetched a few lines per step in the order they lie in, which the memory system
-   follows. */
+/* Prefetches the codes that small-m kernels read next, a few lines in each step, in the order of memory, which hardware
+   prefetchers follow. */
 #ifndef MOE_QUANT_PREFETCH_CODES_H
 #define MOE_QUANT_PREFETCH_CODES_H
 
 typedef struct moe_codes_prefetch_ {
-  const uint8_t *at, *second; /* second: where the next part begins, or NULL */
-  int64_t line, column;       /* lines left of the column, columns left of the part */
+  const uint8_t *at, *second; /* second: the second part, or NULL */
+  int64_t line, column;       /* how many are left of the column and of the part */
   int64_t lines, columns, gap;
   int64_t per_step;
 } moe_codes_prefetch_;
 
-/* Over the columns that lie `ahead` of these, in `steps` steps. */
+/* The columns `prefetch` bytes after these, in `steps` steps. */
 MOE_FN moe_codes_prefetch_ moe_codes_prefetch_of_(const moe_small_m_ *s, const moe_codes_ *parts, int bits,
                                                   int64_t steps) {
   moe_codes_prefetch_ walk;

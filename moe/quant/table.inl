@@ -1,4 +1,4 @@
-/* The table of an instruction set's formats. MOE_GEMM_DOT: codes become panels of pairs, too. */
+/* The table of an instruction set's formats. With MOE_GEMM_DOT, codes are also decoded to panels of pairs. */
 
 #define MOE_MAGNITUDE_(name, type, NAME)  [MOE_DTYPE_##NAME] = MOE_CAT(moe_magnitude_##name##_, MOE_VOCABULARY),
 #define MOE_QUANTIZE_(name, type, NAME)   [MOE_DTYPE_##NAME] = MOE_CAT(moe_quantize_groups_##name##_, MOE_VOCABULARY),

@@ -20,9 +20,4 @@ MOE_INLINE void moe_pair_rows_avx512bf16(__m512i even, __m512i odd, __m512i *pai
   pairs[1] = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
 }
 
-/* The first n bf16 as pairs in words, the rest zero. */
-MOE_INLINE __m512i moe_loadi16n_avx512(const void *p, int64_t n) {
-  return _mm512_maskz_loadu_epi16((__mmask32)(n >= 32 ? 0xffffffffu : (1u << n) - 1u), p);
-}
-
 #endif
