@@ -49,7 +49,7 @@
         accumulate onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients
         sum, over an expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two
         rows in affinity gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise
-        (workers 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
+        (chains 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
         operand is a*dg, a*du, rounded once.
      5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
         (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00; e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and takes code 0).

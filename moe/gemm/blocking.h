@@ -13,7 +13,7 @@ enum {
   MOE_NC_PANELS_MAX = 128, /*   and of few rows up to so many */
   MOE_KC_MULTIPLE = 32,    /* kc is a multiple of it, but for the last block */
   MOE_DECODE_K_ = 128,     /* k that are decoded at a time, */
-  MOE_DECODE_PAIRS_K_ = 32, /*   or to pairs by way of float */
+  MOE_DECODE_PAIRS_K_ = 32, /*   or to pairs through float */
   /* Nothing is packed of B for so few rows at most; fewer as the table below says, or */
   MOE_SMALL_M_MAX = 32,
   MOE_SMALL_M_BF16 = 5,             /*   where dot products take half the time on packed panels as well, or */

@@ -3,7 +3,7 @@
 #define MOE_GEMM_EPILOGUE_H
 
 typedef struct moe_epilogue_ {
-  /* Takes panel p's products c, which it may change, as soon as they are complete; it rounds as everywhere. NULL: they
+  /* Takes panel p's products c, which it may change, once they are complete; it rounds as everywhere. NULL: they
      stay in c. Panels are counted from the product's first. */
   void (*store_panel)(void *arg, int64_t p, float *c);
   /* (optional) What that reads, which is prefetched during the panel's last kc block. */
@@ -11,7 +11,7 @@ typedef struct moe_epilogue_ {
   void *arg;
   const moe_prefetch_ *into; /* instead of reads: where the products go, prefetched meanwhile; or NULL */
   /* Instead of store_panel, where the first panel's columns are stored and those of the others next to them, if they
-     are whole and k > 0: as soon as the products of a micro-kernel are. */
+     are whole and k > 0: once the products of a micro-kernel are. */
   moe_place_ to;
 } moe_epilogue_;
 

@@ -4,7 +4,7 @@
 
 enum { MOE_COPY_WORDS_ = 16 }; /* words of each column that are copied at a time, where they must be */
 
-/* At most so many of n columns, as in moe_pack_columns_, by way of rows of words: converted, or with zeros for what is
+/* At most so many of n columns, as in moe_pack_columns_, through rows of words: converted, or with zeros for what is
    not there. */
 MOE_FN void moe_pack_copied_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, moe_dtype dtype, char *panel,
                                      const moe_rows_ *columns, int64_t k, int64_t n) {

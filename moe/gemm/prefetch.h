@@ -55,7 +55,7 @@ MOE_INLINE int64_t moe_lines_(const char *first, int64_t apart, int64_t bytes) {
   return moe_ceil_div_((apart % 64 == 0 ? (int64_t)((uintptr_t)first % 64) : 63) + bytes, 64);
 }
 
-enum { MOE_READ_STREAMS_ = 4 }; /* an array is read at so many places in turns: memory delivers more than from one */
+enum { MOE_READ_STREAMS_ = 4 }; /* an array is read at so many places alternately: memory delivers more than from one */
 
 /* One of these places prefetches for all: a line at each, from `next` on, `apart` bytes from each other. */
 MOE_INLINE moe_prefetch_block_ moe_prefetch_streams_(const char *next, int64_t apart) {

@@ -1,7 +1,7 @@
 /* Small-m products of bf16 by dot products of pairs of k: half the arithmetic of small_m_rows.inl, to the same bits. B
-   is prefetched in the order it lies in, which memory sends fastest. A prefetch is dropped while too many are under
-   way, so everything is prefetched several times (one row on one Zen 4 core, share of the rate of reading alone: once
-   0.75, twice 0.86, three times 0.94, four times 0.97). */
+   is prefetched in the order it lies in, which memory sends fastest. A prefetch is dropped while too many are pending,
+   so everything is prefetched several times (one row on one Zen 4 core, share of the rate of reading alone: once 0.75,
+   twice 0.86, three times 0.94, four times 0.97). */
 
 enum {
   MOE_K(strip) = MOE_NR / 2, /* columns at a time */

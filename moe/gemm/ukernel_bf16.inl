@@ -62,7 +62,7 @@ MOE_INLINE void MOE_K(ukernel_prefetch_pair)(moe_ukernel_at_ *at) {
   moe_ukernel_prefetch_(at, 4, MOE_KC_BYTES);
 }
 
-/* One pair of k; `packed`: A is a panel. If it is the last, each row ends as soon as its sums are done (see
+/* One pair of k; `packed`: A is a panel. If it is the last, each row ends once its sums are done (see
    ukernel_row_end): stores in one block would keep the products of the next rows waiting. */
 MOE_INLINE void MOE_K(ukernel_pair)(int rows, int packed, const char *row, const MOE_V(i) * b, const moe_ukernel_ *t,
                                     const moe_ukernel_at_ *at, int last, char *lines,

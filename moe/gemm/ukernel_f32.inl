@@ -20,7 +20,7 @@ MOE_INLINE void MOE_K(ukernel_end)(int rows, float *c, MOE_V(f) (*acc)[MOE_NR_VE
 }
 
 /* Prefetching. Where the panel is walked in parts, only what comes from memory is prefetched, an equal share in each
-   part: their fewer products leave less room. The sums that the next part begins with are prefetched as this one
+   part: there are fewer products to hide behind. The sums that the next part begins with are prefetched as this one
    begins. A step of six or four rows, which are most, takes as many pairs of k as there are parts: a micro-kernel then
    has as many steps as pairs, and few instructions besides its products, which counts where two threads share a core
    (measured). Other rows take a pair a step. */
