@@ -63,7 +63,7 @@ moe_isa moe_isa_active(void) {
   return (moe_isa)(asked < 0 ? best : asked);
 }
 
-/* A call asks once and keeps the answer to its end: moe_isa_limit cannot change a call under way. */
+/* A call asks once and keeps the answer to its end: moe_isa_limit cannot change a call in flight. */
 MOE_FN const moe_kernels *moe_kernels_(void) {
   int asked;
   const int best = moe_isa_best_(&asked), isa = asked < 0 ? best : asked;

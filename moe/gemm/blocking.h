@@ -19,14 +19,14 @@ enum {
   MOE_SMALL_M_BF16 = 5,             /*   where dot products take half the time on packed panels as well, or */
   MOE_SMALL_M_COLUMNS = 12,         /*   where columns are transposed: of 2 bytes an element, with vectors of 16 */
   MOE_SMALL_M_COLUMNS_AT_ONCE = 16, /* columns that are transposed at a time, and bytes of each: as many are */
-  MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   under way from memory */
+  MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   in flight from memory */
   MOE_SMALL_M_VECTORS = 16,         /* vectors of B that are converted before they are multiplied with all rows */
   /* Two rows of B are read from end to end (small_m_two.inl) for so many rows of A, which take about as long as memory;
      for fewer of 16-bit elements where stores are half as wide; where prefetches are not dropped it pays for one only.
      */
   MOE_SMALL_M_TWO_ROWS = 8,
   MOE_SMALL_M_TWO_ROWS_16BIT = 2,
-  MOE_SMALL_M_L1_BYTES = 2048, /* of a row under way into the first-level cache meanwhile, or twice that */
+  MOE_SMALL_M_L1_BYTES = 2048, /* of a row in flight into the first-level cache meanwhile, or twice that */
   /* Where prefetches are dropped and rows follow each other, from a line to the one that is prefetched again. */
   MOE_PREFETCH_REPEAT_BYTES = 4096
 };

@@ -7,7 +7,7 @@ enum {
   /* Products that are added to while weights are read: fewer would fit a first-level cache, but end memory's runs
      sooner, which costs more (measured). */
   MOE_SMALL_M_C_FLOATS_ = 16384,
-  MOE_SMALL_M_PREFETCH_BYTES_ = 16384 /* that are under way from memory meanwhile */
+  MOE_SMALL_M_PREFETCH_BYTES_ = 16384 /* that are in flight from memory meanwhile */
 };
 
 typedef enum moe_algorithm_ {

@@ -7,7 +7,7 @@ enum {
   MOE_K(strip) = MOE_NR / 2, /* columns at a time */
   MOE_K(strip_deep) = 8,     /* of so many rows of B, */
   MOE_K(strip_flat) = 4,     /*   or so many where sums, which move more often then, */
-  MOE_K(strip_few) = 2,      /*   are less than what is under way from memory: up to so many rows */
+  MOE_K(strip_few) = 2,      /*   are less than what is in flight from memory: up to so many rows */
   MOE_K(strip_tries) = 4     /* times that a line is prefetched, at most */
 };
 

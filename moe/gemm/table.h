@@ -17,7 +17,7 @@ typedef struct moe_small_m_ {
   const char *base[2];
   int64_t parts, stride, n, prefetch; /* prefetch: how many bytes further on, eight rows or more */
   int contiguous;                     /* rows follow each other in memory, with all parts */
-  int repeats_prefetches;             /* the core drops prefetches while too many are under way */
+  int repeats_prefetches;             /* the core drops prefetches while too many are in flight */
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;

@@ -9,7 +9,8 @@ MOE_INLINE void moe_prefetch_to_write_(const char *at, int64_t stride, const int
     for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + (index ? index[i] : i) * stride + b, 1);
 }
 
-/* Arrays of so many bytes are stored non-temporally, a chunk at a time: no cache would keep them until they are read. */
+/* Arrays of so many bytes are stored non-temporally, a chunk at a time: no cache would keep them until they are read.
+   */
 #ifndef MOE_NT_MIN_BYTES
 #define MOE_NT_MIN_BYTES (1 << 25)
 #endif
