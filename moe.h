@@ -19,12 +19,12 @@
                                     .router_logits = logits, .expert_index = index, .expert_weights = weights};
      moe_router_topk_bf16(&ctx, &router);
      moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = moe_route_blocks_count(T, E, K, B),
-                                    .expert_index = index, .expert_weights = weights, .affinity_dtype = MOE_DTYPE_F32,
+                                    .expert_index = index, .expert_weights = weights,
                                     .expert_affinities_masked = affinities, .token_position_to_id = ids,
                                     .block_to_expert = experts, .conditions = conditions};
      moe_route_blocks(&ctx, &route);
      moe_blockwise_mm_fwd_args fwd = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = route.N, .B = B,
-         .hidden_states = x, .expert_affinities_masked = affinities, .affinity_dtype = MOE_DTYPE_F32,
+         .hidden_states = x, .expert_affinities_masked = affinities,
          .gate_up_proj_weight = wgu, .down_proj_weight = wd, .token_position_to_id = ids, .block_to_expert = experts},
          .gate_up_activations_T = gu_checkpoint, .output = y};
      if (moe_blockwise_mm_fwd_bf16(&ctx, &fwd) != MOE_OK) puts(ctx.message);

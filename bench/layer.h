@@ -108,15 +108,14 @@ static moe_blockwise_layer bench_arguments(const bench_layer *layer) {
                                     .max_rows = s.T * s.K,
                                     .hidden_states = layer->x,
                                     .expert_affinities_masked = layer->affinities,
-                                    .affinity_dtype = MOE_DTYPE_F32,
                                     .gate_up_proj_weight = packed ? NULL : layer->wgu,
                                     .down_proj_weight = packed ? NULL : layer->wd,
-                                    .quantized_gate_up_weight = quantized ? &layer->quantized_wgu : NULL,
-                                    .quantized_down_weight = quantized ? &layer->quantized_wd : NULL,
-                                    .packed_gate_up_weight = layer->packed_wgu.memory,
-                                    .packed_gate_up_bytes = layer->packed_wgu.bytes,
-                                    .packed_down_weight = layer->packed_wd.memory,
-                                    .packed_down_bytes = layer->packed_wd.bytes,
+                                    .quantized_gate_up_proj_weight = quantized ? &layer->quantized_wgu : NULL,
+                                    .quantized_down_proj_weight = quantized ? &layer->quantized_wd : NULL,
+                                    .packed_gate_up_proj_weight = layer->packed_wgu.memory,
+                                    .packed_gate_up_proj_weight_bytes = layer->packed_wgu.bytes,
+                                    .packed_down_proj_weight = layer->packed_wd.memory,
+                                    .packed_down_proj_weight_bytes = layer->packed_wd.bytes,
                                     .token_position_to_id = layer->ids,
                                     .block_to_expert = layer->experts,
                                     .conditions = layer->conditions};
@@ -134,7 +133,7 @@ static moe_blockwise_mm_fwd_args bench_fwd_arguments(const bench_layer *layer, v
 
 static moe_blockwise_mm_bwd_args bench_bwd_arguments(const bench_layer *layer) {
   const moe_blockwise_mm_bwd_args args = {.layer = bench_arguments(layer),
-                                          .gate_up_proj_act_checkpoint_T = layer->checkpoint,
+                                          .gate_up_activations_T = layer->checkpoint,
                                           .output_hidden_states_grad = layer->dy,
                                           .hidden_states_grad = layer->dx,
                                           .expert_affinities_masked_grad = layer->daffinities,
@@ -154,7 +153,7 @@ static moe_pack_weights_args bench_pack_arguments(const bench_layer *layer, moe_
                                       .rows = rows[layout],
                                       .columns = columns[layout],
                                       .weight = weight,
-                                      .quantized = quantized->codes ? quantized : NULL,
+                                      .quantized_weight = quantized->codes ? quantized : NULL,
                                       .packed = packed.memory,
                                       .packed_bytes = packed.bytes};
   return args;

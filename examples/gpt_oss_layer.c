@@ -79,9 +79,9 @@ static moe_status run_layer(moe_context *ctx) {
   const moe_quantized_weight down = {.element = MOE_ELEMENT_E2M1, .layout = MOE_MX_LAYOUT_GPT_OSS, .codes = mlp2_blocks,
       .scales = mlp2_scales};
   const moe_blockwise_mm_fwd_args forward = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B,
-      .max_rows = T * K, .hidden_states = x, .expert_affinities_masked = affinities, .affinity_dtype = MOE_DTYPE_F32,
-      .quantized_gate_up_weight = &gate_up, .quantized_down_weight = &down, .gate_and_up_proj_bias = gate_up_bias,
-      .down_proj_bias = mlp2_bias, .token_position_to_id = ids, .block_to_expert = experts, .conditions = conditions,
+      .max_rows = T * K, .hidden_states = x, .expert_affinities_masked = affinities,
+      .quantized_gate_up_proj_weight = &gate_up, .quantized_down_proj_weight = &down,
+      .gate_and_up_proj_bias = gate_up_bias, .down_proj_bias = mlp2_bias, .token_position_to_id = ids, .block_to_expert = experts, .conditions = conditions,
       .config = {.activation = MOE_ACT_SWISH, .up_offset = 1, .gate_clamp_upper_limit = 7, .up_clamp_upper_limit = 7,
           .up_clamp_lower_limit = -7, .clamp = MOE_CLAMP_GATE_UPPER | MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER}},
       .output = y};

@@ -266,7 +266,7 @@ static void loss_rows(void *arg, int64_t item) {
 static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
   return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK,
     .max_rows = m->T * m->K, .hidden_states = l->input, .expert_affinities_masked = l->affinities,
-    .affinity_dtype = MOE_DTYPE_F32, .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low,
+    .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low,
     .token_position_to_id = l->ids, .block_to_expert = l->block_expert, .conditions = l->condition,
     .config = {.activation = MOE_ACT_SILU}};
 }
@@ -301,8 +301,8 @@ static void layer_backward(model *m, layer *l) {
   moe_context *ctx = &m->ctx;
   must(m, m->dtype->narrow(ctx, m->dy, m->dx, m->T * H));
 
-  moe_blockwise_mm_bwd_args experts = {.layer = layer_shape(m, l), .gate_up_proj_act_checkpoint_T = l->gate_up_act,
-    .down_proj_act_checkpoint = l->down_act, .output_hidden_states_grad = m->dy, .hidden_states_grad = m->dinput,
+  moe_blockwise_mm_bwd_args experts = {.layer = layer_shape(m, l), .gate_up_activations_T = l->gate_up_act,
+    .down_activations = l->down_act, .output_hidden_states_grad = m->dy, .hidden_states_grad = m->dinput,
     .expert_affinities_masked_grad = m->affinities_grad, .gate_up_proj_weight_grad = l->gate_up.grad,
     .down_proj_weight_grad = l->down.grad, .weight_grad_dtype = MOE_DTYPE_F32};
   double start = seconds();
@@ -314,7 +314,7 @@ static void layer_backward(model *m, layer *l) {
   float auxiliary;
   memset(m->router_grad, 0, (size_t)(m->T * m->E) * sizeof *m->router_grad);
   moe_router_loss_args balance = {.T = m->T, .E = m->E, .K = m->K, .coefficient = BALANCE * m->loss_scale,
-    .router_logits = l->logits, .expert_index = l->index, .loss = &auxiliary, .logits_grad = m->router_grad};
+    .router_logits = l->logits, .expert_index = l->index, .loss = &auxiliary, .router_logits_grad = m->router_grad};
   must(m, moe_router_load_balance_loss(ctx, &balance));
   moe_router_loss_args z = balance;
   z.coefficient = Z_LOSS * m->loss_scale;
@@ -322,9 +322,9 @@ static void layer_backward(model *m, layer *l) {
 
   moe_router_topk_bwd_args router = {.T = m->T, .H = H, .E = m->E, .K = m->K, .hidden_states = l->input,
     .router_weight = l->router.low, .router_logits = l->logits, .expert_index = l->index,
-    .expert_affinities_masked_grad = m->affinities_grad, .affinity_dtype = MOE_DTYPE_F32, .logits_grad = m->router_grad,
+    .expert_affinities_masked_grad = m->affinities_grad, .router_logits_grad = m->router_grad,
     .router_weight_grad = l->router.grad, .weight_grad_dtype = MOE_DTYPE_F32, .hidden_states_grad = m->dinput,
-    .accumulate = MOE_ACCUMULATE_LOGITS_GRAD | MOE_ACCUMULATE_HIDDEN_STATES_GRAD};
+    .accumulate = MOE_ACCUMULATE_ROUTER_LOGITS_GRAD | MOE_ACCUMULATE_HIDDEN_STATES_GRAD};
   must(m, m->dtype->router_bwd(ctx, &router));
 
   must(m, m->dtype->widen(ctx, m->dh, m->dinput, m->T * H));
@@ -341,9 +341,9 @@ static void head_forward(model *m) {
 
 static void head_backward(model *m) {
   moe_router_topk_bwd_args head = {.T = m->T, .H = H, .E = BYTES, .K = 1, .hidden_states = m->h,
-    .router_weight = m->head.value, .router_logits = m->logits, .expert_index = m->top, .weights_grad = m->no_grad,
-    .logits_grad = m->dlogits, .router_weight_grad = m->head.grad, .hidden_states_grad = m->dh,
-    .accumulate = MOE_ACCUMULATE_LOGITS_GRAD};
+    .router_weight = m->head.value, .router_logits = m->logits, .expert_index = m->top,
+    .expert_weights_grad = m->no_grad, .router_logits_grad = m->dlogits, .router_weight_grad = m->head.grad,
+    .hidden_states_grad = m->dh, .accumulate = MOE_ACCUMULATE_ROUTER_LOGITS_GRAD};
   must(m, moe_router_topk_bwd_f32(&m->ctx, &head));
   memset(m->dx, 0, (size_t)(m->T * H) * sizeof *m->dx);
   run_rows(m, norm_backward_rows);

@@ -48,10 +48,10 @@ static void add_problem(struct settings *set, const struct problem_options *o, u
 static void hash_layers(struct settings *set, moe_dtype dtype) {
   uint64_t hash[PROBLEM_OP_COUNT] = {0};
   uint64_t seed = 1;
-  for (int i = 0; i < 4 * MOE_ACT_COUNT_ * (MOE_AFFINITY_ON_I + 1); i++) {
+  for (int i = 0; i < 4 * MOE_ACT_COUNT_ * PROBLEM_AFFINITY_MODES; i++) {
     struct problem_options o = problem_options_random(seed++, dtype);
     o.layer.activation = (moe_activation)(i % MOE_ACT_COUNT_);
-    o.layer.affinity_mode = (moe_affinity_mode)(i / MOE_ACT_COUNT_ % (MOE_AFFINITY_ON_I + 1));
+    problem_affinity_mode(&o, i / MOE_ACT_COUNT_ % PROBLEM_AFFINITY_MODES);
     problem_options_settle(&o);
     add_problem(set, &o, hash);
   }
@@ -201,8 +201,8 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
       struct problem_args args;
       size_t bytes = 0;
       problem_make_args(&p, &args);
-      args.forward.layer.quantized_gate_up_weight = args.backward.layer.quantized_gate_up_weight = &w[0];
-      args.forward.layer.quantized_down_weight = args.backward.layer.quantized_down_weight = &w[1];
+      args.forward.layer.quantized_gate_up_proj_weight = args.backward.layer.quantized_gate_up_proj_weight = &w[0];
+      args.forward.layer.quantized_down_proj_weight = args.backward.layer.quantized_down_proj_weight = &w[1];
       if (!words) args.forward.layer.quantized_hidden_states = args.backward.layer.quantized_hidden_states = &x;
       if (problem_workspace_size((enum problem_op)op, &set->ctx, &args, &bytes) != MOE_OK) fail("quantized", &set->ctx);
       void *workspace = malloc(bytes + 1);

@@ -190,6 +190,30 @@ static void test_column_parts(void **state) {
   }
 }
 
+/* A dtype left zero is float for affinities, from the routing to the router's backward, and the function's own type for
+   checkpoints and weight gradients. */
+static void test_default_dtypes(void **state) {
+  moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int64_t i = 0; i < test_cases(60, 12); i++) {
+    struct problem_options o = problem_options_random(95000 + (uint64_t)i, dtype);
+    struct problem said, left;
+    struct variant v = {.threads = 1};
+    o.affinity_dtype = MOE_DTYPE_F32, o.checkpoint_dtype = o.weight_grad_dtype = dtype;
+    o.direct_weights_grad = 0;
+    assert_true(problem_open(&said, &o, NULL, NULL));
+    o.affinity_dtype = o.checkpoint_dtype = o.weight_grad_dtype = MOE_DTYPE_DEFAULT;
+    assert_true(problem_open(&left, &o, NULL, NULL));
+    run_variant(&said, v), run_variant(&left, v);
+    for (int t = 0; t < PT_COUNT; t++) {
+      assert_int_equal(problem_tensor_bytes(&left, t), problem_tensor_bytes(&said, t));
+      if (memcmp(left.tensor[t].data, said.tensor[t].data, problem_tensor_bytes(&said, t)) != 0)
+        fail_msg("%s differs where dtypes are left zero\nrepro: seed=%lld", said.tensor[t].name, (long long)o.seed);
+    }
+    problem_close(&said, NULL, NULL);
+    problem_close(&left, NULL, NULL);
+  }
+}
+
 /* The hook is used, gets no more tasks than num_threads, and every index exactly once. */
 struct counting_pool {
   int64_t calls, most;
@@ -252,6 +276,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_random_problems), EACH_DTYPE(test_all_variants), EACH_DTYPE(test_long_shapes),
       EACH_DTYPE(test_column_parts),    EACH_DTYPE(test_down_after_gate_up), EACH_DTYPE(test_few_rows),
+      EACH_DTYPE(test_default_dtypes),
       cmocka_unit_test(test_num_threads_is_the_most), cmocka_unit_test(test_caller_modes),
   };
   return cmocka_run_group_tests_name("bits", tests, NULL, NULL);

@@ -8,7 +8,7 @@
 
 enum { LOGITS, WEIGHTS, LOGITS_GRAD, WEIGHT_GRAD, BIAS_GRAD, HIDDEN_GRAD, LOSS, TENSORS };
 static const char *const tensor_name[TENSORS] = {
-    "router_logits",    "expert_weights",     "logits_grad", "router_weight_grad",
+    "router_logits",    "expert_weights",     "router_logits_grad", "router_weight_grad",
     "router_bias_grad", "hidden_states_grad", "loss"};
 static double worst[TENSORS];
 
@@ -57,7 +57,7 @@ static void fixture_options(fixture *x, moe_dtype dtype) {
   if (x->E % 3 == 0 && x->K <= x->E / 3 * 2 && test_with(rng, 0.5)) x->config.num_groups = 3, x->config.topk_groups = 2;
   x->with_selection_bias = test_with(rng, 0.3);
   if (test_with(rng, 0.4))
-    x->accumulate = (test_with(rng, 0.5) ? MOE_ACCUMULATE_LOGITS_GRAD : 0u) |
+    x->accumulate = (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_LOGITS_GRAD : 0u) |
                     (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD : 0u) |
                     (test_with(rng, 0.5) ? MOE_ACCUMULATE_ROUTER_BIAS_GRAD : 0u) |
                     (test_with(rng, 0.5) ? MOE_ACCUMULATE_HIDDEN_STATES_GRAD : 0u);
@@ -156,10 +156,10 @@ static moe_status call_backward(fixture *x, moe_context *ctx) {
                                    .router_logits = x->logits.data,
                                    .expert_index = x->index,
                                    .config = x->config,
-                                   .weights_grad = x->by_affinity ? NULL : x->dw.data,
+                                   .expert_weights_grad = x->by_affinity ? NULL : x->dw.data,
                                    .expert_affinities_masked_grad = x->by_affinity ? x->affinity_grad.data : NULL,
                                    .affinity_dtype = x->affinity_dtype,
-                                   .logits_grad = x->grad[LOGITS_GRAD].data,
+                                   .router_logits_grad = x->grad[LOGITS_GRAD].data,
                                    .router_weight_grad = x->grad[WEIGHT_GRAD].data,
                                    .router_bias_grad = x->grad[BIAS_GRAD].data,
                                    .hidden_states_grad = x->grad[HIDDEN_GRAD].data,
@@ -280,11 +280,11 @@ static void check_logits_grad(fixture *x) {
     bounded_router_weights_bwd(&x->config, x->E, x->K, x->z + t * x->E, index, x->token_dw, x->p, x->q,
                                x->dz + t * x->E);
     for (int64_t e = 0; e < x->E; ++e)
-      check_gradient(x, LOGITS_GRAD, MOE_ACCUMULATE_LOGITS_GRAD, t * x->E + e, x->dz[t * x->E + e]);
+      check_gradient(x, LOGITS_GRAD, MOE_ACCUMULATE_ROUTER_LOGITS_GRAD, t * x->E + e, x->dz[t * x->E + e]);
   }
 }
 
-/* The products of the finished logits_grad, as stored. */
+/* The products of the finished router_logits_grad, as stored. */
 static void check_products(const fixture *x) {
   const test_tensor *dz = &x->grad[LOGITS_GRAD];
   for (int64_t e = 0; e < x->E; ++e) {
@@ -309,7 +309,7 @@ static void check_products(const fixture *x) {
   }
 }
 
-/* Both losses; their gradient is added to what logits_grad holds. */
+/* Both losses; their gradient is added to what router_logits_grad holds. */
 static void check_losses(fixture *x, moe_context *ctx) {
   float loss;
   test_tensor value = {MOE_DTYPE_F32, 1, &loss};
@@ -322,7 +322,7 @@ static void check_losses(fixture *x, moe_context *ctx) {
                                .expert_index = x->index,
                                .token_mask = x->with_mask ? x->mask : NULL,
                                .loss = &loss,
-                               .logits_grad = x->grad[LOGITS_GRAD].data};
+                               .router_logits_grad = x->grad[LOGITS_GRAD].data};
   for (int z_loss = 0; z_loss < 2; ++z_loss) {
     test_tensor_copy(&x->grad[LOGITS_GRAD], &x->start[LOGITS_GRAD]);
     for (int64_t i = 0; i < x->T * x->E; ++i) x->dz[i] = bounded_exact(0);

@@ -60,7 +60,7 @@ static grouped grouped_of(uint64_t seed, moe_dtype dtype, int64_t rows) {
   grouped_random_shape(a, &rng);
   if (rows > 0) a->num_tokens = rows, a->topk = a->E = 1, a->N = 66, a->K = 128;
   a->permute_x = test_with(&rng, 0.4), a->permute_y = !a->permute_x && test_with(&rng, 0.5);
-  a->accumulate_dW = test_with(&rng, 0.3);
+  a->accumulate = test_with(&rng, 0.3) ? MOE_ACCUMULATE_DW : 0;
   a->weight_grad_dtype = test_with(&rng, 0.5) ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
   g.total = a->num_tokens * a->topk;
   grouped_routing(&g, &rng);
@@ -128,7 +128,7 @@ static void check_rows(const grouped *g) {
 static void check_weights(const grouped *g) {
   const int64_t N = g->args.N, K = g->args.K;
   int64_t *sum = (int64_t *)calloc((size_t)g->dw.count, sizeof *sum);
-  for (int64_t i = 0; i < g->dw.count && g->args.accumulate_dW; ++i) sum[i] = integer_at(&g->start, i);
+  for (int64_t i = 0; i < g->dw.count && g->args.accumulate; ++i) sum[i] = integer_at(&g->start, i);
   for (int64_t pos = 0; pos < g->total; ++pos) {
     const int64_t e = expert_of(g, pos);
     for (int64_t i = 0; i < N * K && e < g->args.E; ++i)
@@ -241,7 +241,7 @@ static moe_status spoil(int which, moe_grouped_gemm_args *a, int32_t *sizes, int
     case 7: return a->permute_x = a->permute_y = 1, *name = "permute_x", MOE_ERROR_INVALID_OPTION;
     case 8: return a->permute_y = 2, *name = "permute_y", MOE_ERROR_INVALID_OPTION;
     case 9: return a->weight_grad_dtype = (moe_dtype)9, *name = "weight_grad_dtype", MOE_ERROR_INVALID_OPTION;
-    case 10: return a->accumulate_dW = -1, *name = "accumulate_dW", MOE_ERROR_INVALID_OPTION;
+    case 10: return a->accumulate = MOE_ACCUMULATE_OUTPUT, *name = "accumulate", MOE_ERROR_INVALID_OPTION;
     case 11:
       return a->permute_y = 0, a->topk_weights = (const float *)a->X, *name = "topk_weights", MOE_ERROR_INVALID_OPTION;
     case 12: return a->m_sizes = NULL, *name = "m_sizes", MOE_ERROR_NULL_ARGUMENT;
@@ -291,8 +291,8 @@ static void pack_layer(moe_context *ctx, test_case *c) {
   assert_int_equal(test_pack_new(ctx, c->dtype, &gate_up), MOE_OK);
   assert_int_equal(test_pack_new(ctx, c->dtype, &down), MOE_OK);
   l->gate_up_proj_weight = l->down_proj_weight = NULL;
-  l->packed_gate_up_weight = gate_up.packed, l->packed_gate_up_bytes = gate_up.packed_bytes;
-  l->packed_down_weight = down.packed, l->packed_down_bytes = down.packed_bytes;
+  l->packed_gate_up_proj_weight = gate_up.packed, l->packed_gate_up_proj_weight_bytes = gate_up.packed_bytes;
+  l->packed_down_proj_weight = down.packed, l->packed_down_proj_weight_bytes = down.packed_bytes;
 }
 
 static void check_layer(uint64_t seed, moe_dtype dtype, int isa) {
@@ -313,7 +313,7 @@ static void check_layer(uint64_t seed, moe_dtype dtype, int isa) {
   const int64_t differs = test_tensor_differs(&plain, &c.y);
   char text[768];
   if (differs >= 0) fail_msg("output[%lld] | %s", (long long)differs, test_case_describe(&c, (moe_isa)isa, 2, text));
-  free((void *)(uintptr_t)c.layer.packed_gate_up_weight), free((void *)(uintptr_t)c.layer.packed_down_weight);
+  free((void *)(uintptr_t)c.layer.packed_gate_up_proj_weight), free((void *)(uintptr_t)c.layer.packed_down_proj_weight);
   test_tensor_free(&plain);
   test_case_free(&c);
 }

@@ -77,8 +77,7 @@ static void test_gradients_apart(void **state) {
   uint64_t rng = 43 + (uint64_t)dtype;
   for (int64_t i = 0; i < test_cases(30, 5); i++) {
     struct problem_options o = any_options(72000 + (uint64_t)i, dtype, &rng);
-    const moe_affinity_mode mode = o.layer.affinity_mode;
-    const int pre = mode == MOE_AFFINITY_PRE_SCALE || mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+    const int pre = o.layer.affinity_mode == MOE_AFFINITY_PRE_SCALE;
     o.mx.gradients = random_rounding(&rng);
     struct problem p, plain, rounded;
     use_isa_number(i);
@@ -170,7 +169,7 @@ static moe_quantized_weight quantize(const struct problem *p, int id, const moe_
 static void pack(const struct problem *p, struct quantized_layer *w, int down) {
   moe_pack_weights_args args = {.layout = down ? MOE_PACK_DOWN : p->o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
                                 .E = p->o.E, .rows = down ? p->o.I : p->o.H, .columns = down ? p->o.H : p->o.I,
-                                .quantized = down ? &w->down : &w->gate_up};
+                                .quantized_weight = down ? &w->down : &w->gate_up};
   assert_int_equal(test_pack_new(NULL, p->o.dtype, &args), MOE_OK);
   w->packed[down] = args.packed;
   w->packed_bytes[down] = args.packed_bytes;
@@ -184,9 +183,9 @@ static void free_quantized(struct quantized_layer *w) {
 
 static void quantize_layer(moe_blockwise_layer *l, const struct quantized_layer *w) {
   l->gate_up_proj_weight = l->down_proj_weight = NULL;
-  l->quantized_gate_up_weight = &w->gate_up, l->quantized_down_weight = &w->down;
-  l->packed_gate_up_weight = w->packed[0], l->packed_down_weight = w->packed[1];
-  l->packed_gate_up_bytes = w->packed_bytes[0], l->packed_down_bytes = w->packed_bytes[1];
+  l->quantized_gate_up_proj_weight = &w->gate_up, l->quantized_down_proj_weight = &w->down;
+  l->packed_gate_up_proj_weight = w->packed[0], l->packed_down_proj_weight = w->packed[1];
+  l->packed_gate_up_proj_weight_bytes = w->packed_bytes[0], l->packed_down_proj_weight_bytes = w->packed_bytes[1];
 }
 
 static void call_quantized(struct problem *p, enum problem_op op, const struct quantized_layer *w) {

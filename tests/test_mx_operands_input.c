@@ -92,7 +92,7 @@ static void test_packed_weights(void **state) {
     open_routed(&p, &o, &rng, 0);
     open_copy(&before, &p, &o.mx);
     problem_make_args(&p, &args);
-    *(which ? &args.forward.layer.packed_down_weight : &args.forward.layer.packed_gate_up_weight) = &p;
+    *(which ? &args.forward.layer.packed_down_proj_weight : &args.forward.layer.packed_gate_up_proj_weight) = &p;
     assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_ERROR_INVALID_OPTION);
     assert_non_null(strstr(ctx.message, "mx.weights"));
     for (int id = 0; id < PT_COUNT; id++) expect_same(&p, &before, id, "that before an error");

@@ -49,9 +49,9 @@ static void test_bad_mx(void **state) {
   struct problem_args args;
   open_bad(&l, &args, MOE_WEIGHT_MX, MOE_MX_LAYOUT_NKI_STRIDED_X4);
   const moe_quantized_weight good = l.gate_up.weight;
-  REFUSE(codes = NULL, NULL_ARGUMENT, "quantized_gate_up_weight->codes");
-  REFUSE(scales = NULL, NULL_ARGUMENT, "quantized_gate_up_weight->scales");
-  REFUSE(codes = (const char *)good.codes + 1, MISALIGNED, "quantized_gate_up_weight->codes");
+  REFUSE(codes = NULL, NULL_ARGUMENT, "quantized_gate_up_proj_weight->codes");
+  REFUSE(scales = NULL, NULL_ARGUMENT, "quantized_gate_up_proj_weight->scales");
+  REFUSE(codes = (const char *)good.codes + 1, MISALIGNED, "quantized_gate_up_proj_weight->codes");
   REFUSE(element = (moe_element)9, INVALID_OPTION, "element");
   REFUSE(scaling = (moe_weight_scaling)-1, INVALID_OPTION, "scaling");
   REFUSE(layout = (moe_mx_layout)99, INVALID_OPTION, "layout");
@@ -80,12 +80,12 @@ static void test_bad_scales(void **state) {
   REFUSE(element = MOE_ELEMENT_E2M1, INVALID_OPTION, "element");
   REFUSE(block = -1, INVALID_SHAPE, "block");
   REFUSE(repeat = -1, INVALID_SHAPE, "repeat");
-  REFUSE(repeat = INT64_MAX / 2, OVERFLOW, "quantized_gate_up_weight->scales");
-  REFUSE(scales = (const char *)good.scales - 1, MISALIGNED, "quantized_gate_up_weight->scales");
+  REFUSE(repeat = INT64_MAX / 2, OVERFLOW, "quantized_gate_up_proj_weight->scales");
+  REFUSE(scales = (const char *)good.scales - 1, MISALIGNED, "quantized_gate_up_proj_weight->scales");
   scale[1] = float_of(0x7fc00000u);
-  REFUSE(element = MOE_ELEMENT_E4M3FN, INVALID_OPTION, "quantized_gate_up_weight->scales");
+  REFUSE(element = MOE_ELEMENT_E4M3FN, INVALID_OPTION, "quantized_gate_up_proj_weight->scales");
   scale[1] = float_of(0x7f800000u);
-  REFUSE(element = MOE_ELEMENT_E4M3FN, INVALID_OPTION, "quantized_gate_up_weight->scales");
+  REFUSE(element = MOE_ELEMENT_E4M3FN, INVALID_OPTION, "quantized_gate_up_proj_weight->scales");
   layer_close(&l);
 }
 
@@ -109,12 +109,13 @@ static void test_specs(void **state) {
       unsigned char *output = malloc((size_t)(rows * row)), *zero = calloc((size_t)(rows * row), 1);
       struct problem_args args;
       problem_make_args(&l.p, &args);
-      args.forward.spec = (moe_cte_spec)spec, args.forward.device_output_shape = 1, args.forward.output = output;
+      args.forward.device = (moe_nkilib_device){.spec = (moe_cte_spec)spec, .output_shape = 1};
+      args.forward.output = output;
       give_quantized(&l, &args.forward.layer);
       call(&l, &ctx, PROBLEM_FORWARD, &args);
       assert_memory_equal(output, l.p.tensor[PT_OUTPUT].data, (size_t)(o.T * row));
       assert_memory_equal(output + o.T * row, zero, (size_t)((rows - o.T) * row));
-      args.forward.layer.quantized_down_weight = NULL;
+      args.forward.layer.quantized_down_proj_weight = NULL;
       args.forward.layer.down_proj_weight = l.p.tensor[PT_DOWN_WEIGHT].data;
       assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_ERROR_INVALID_OPTION);
       assert_non_null(strstr(ctx.message, "spec"));
@@ -139,13 +140,13 @@ static void test_packed_alone(void **state) {
   run(&l, &ctx, 1, 1);
   struct problem_args args;
   problem_make_args(&l.p, &args);
-  void *gate_up = pack_one(&ctx, &l, &l.gate_up, &args.forward.layer.packed_gate_up_bytes);
-  args.forward.layer.packed_gate_up_weight = gate_up;
+  void *gate_up = pack_one(&ctx, &l, &l.gate_up, &args.forward.layer.packed_gate_up_proj_weight_bytes);
+  args.forward.layer.packed_gate_up_proj_weight = gate_up;
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_NULL_ARGUMENT, "down_proj_weight");
-  args.forward.layer.quantized_down_weight = &l.down.weight;
-  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "packed_gate_up_weight");
+  args.forward.layer.quantized_down_proj_weight = &l.down.weight;
+  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "packed_gate_up_proj_weight");
   moe_pack_weights_args pack_args = {
-      .layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized = &l.down.weight};
+      .layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized_weight = &l.down.weight};
   size_t bytes;
   assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_UNSUPPORTED);
   free(gate_up);

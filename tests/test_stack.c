@@ -65,12 +65,12 @@ static void give_packed(struct layer *l, const struct given *given, moe_blockwis
                                 .rows = o->H,
                                 .columns = o->I,
                                 .weight = given->quantized ? NULL : to->gate_up_proj_weight,
-                                .quantized = given->quantized ? &l->gate_up.weight : NULL};
-  to->packed_gate_up_weight = use_pack(o->dtype, args, &to->packed_gate_up_bytes);
+                                .quantized_weight = given->quantized ? &l->gate_up.weight : NULL};
+  to->packed_gate_up_proj_weight = use_pack(o->dtype, args, &to->packed_gate_up_proj_weight_bytes);
   args.layout = MOE_PACK_DOWN, args.rows = o->I, args.columns = o->H;
   args.weight = given->quantized ? NULL : to->down_proj_weight;
-  args.quantized = given->quantized ? &l->down.weight : NULL;
-  to->packed_down_weight = use_pack(o->dtype, args, &to->packed_down_bytes);
+  args.quantized_weight = given->quantized ? &l->down.weight : NULL;
+  to->packed_down_proj_weight = use_pack(o->dtype, args, &to->packed_down_proj_weight_bytes);
 }
 
 /* The operations from `first` on. */
@@ -83,8 +83,8 @@ static void use_layer(struct layer *l, moe_context *ctx, const struct given *giv
     moe_blockwise_layer *forward = &args.forward.layer, *backward = &args.backward.layer;
     if (given->packed && op == PROBLEM_FORWARD) {
       give_packed(l, given, forward);
-      packed[0] = (void *)(uintptr_t)forward->packed_gate_up_weight;
-      packed[1] = (void *)(uintptr_t)forward->packed_down_weight;
+      packed[0] = (void *)(uintptr_t)forward->packed_gate_up_proj_weight;
+      packed[1] = (void *)(uintptr_t)forward->packed_down_proj_weight;
     }
     if (given->quantized) give_quantized(l, forward), give_quantized(l, backward);
     if (given->x) forward->quantized_hidden_states = backward->quantized_hidden_states = &given->x->a;
@@ -274,7 +274,8 @@ static void test_grouped(void **state) {
       for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
       use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
                                                  .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
-                                                 .dY = dy, .Y = y, .dX = dx, .dW = dw, .accumulate_dW = (int)(i % 2),
+                                                 .dY = dy, .Y = y, .dX = dx, .dW = dw,
+                                                 .accumulate = i % 2 ? MOE_ACCUMULATE_DW : 0,
                                                  .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
       free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
     }
@@ -396,7 +397,7 @@ static void test_losses(void **state) {
       int32_t *index = take((size_t)T * 4);
       const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
                                       .score_function = (moe_score_function)(i % 3), .router_logits = logits,
-                                      .expert_index = index, .loss = &loss, .logits_grad = grad};
+                                      .expert_index = index, .loss = &loss, .router_logits_grad = grad};
       snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
       use(FN_moe_router_load_balance_loss, &a, NULL);
       use(FN_moe_router_z_loss, &a, NULL);

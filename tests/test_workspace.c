@@ -21,7 +21,7 @@ static void assert_documented_workspace(int64_t T, int64_t H, int64_t I, int64_t
   moe_blockwise_mm_fwd_args fwd = {.layer = layer};
   moe_blockwise_mm_bwd_args bwd = {.layer = layer};
   size_t forward, backward, other;
-  bwd.gate_up_proj_act_checkpoint_T = &layer; /* there is one */
+  bwd.gate_up_activations_T = &layer; /* there is one */
   moe_blockwise_mm_bwd_args scaled = bwd, recompute = {.layer = layer};
   scaled.layer.config.affinity_mode = MOE_AFFINITY_PRE_SCALE;
   const int64_t most = R * (2 * whole * s + whole / 16 + 20) + slots + am + thread * lane_backward + more;
@@ -78,7 +78,7 @@ static void test_workspace_share(void **state) {
       const int64_t N = moe_route_blocks_count(T, E, K, B), weights = 3 * E * H * I, x = T * H;
       moe_blockwise_layer layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B, .max_rows = T * K};
       moe_blockwise_mm_fwd_args fwd = {.layer = layer};
-      moe_blockwise_mm_bwd_args bwd = {.layer = layer, .gate_up_proj_act_checkpoint_T = &layer};
+      moe_blockwise_mm_bwd_args bwd = {.layer = layer, .gate_up_activations_T = &layer};
       size_t forward, backward;
 #define SIZES(name, type, NAME)                                                                        \
   if (dtype == MOE_DTYPE_##NAME)                                                                       \

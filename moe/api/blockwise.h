@@ -17,25 +17,38 @@ typedef struct moe_blockwise_layer {
   moe_dtype affinity_dtype;             /* of the affinities and their gradient */
   const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up (forward: optional beside its packed form) */
   const void *down_proj_weight;         /* [E,I,H] (likewise) */
-  const void *packed_gate_up_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
-  const void *packed_down_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
-  size_t packed_gate_up_bytes, packed_down_bytes;
-  const moe_quantized_weight *quantized_gate_up_weight; /* (optional): in place of gate_up_proj_weight, which is not */
-  const moe_quantized_weight *quantized_down_weight;    /*   read; likewise. Gradients: of the weight it stands for */
+  const void *packed_gate_up_proj_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
+  const void *packed_down_proj_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
+  size_t packed_gate_up_proj_weight_bytes, packed_down_proj_weight_bytes;
+  const moe_quantized_weight *quantized_gate_up_proj_weight; /* (optional): in place of gate_up_proj_weight, which is not */
+  const moe_quantized_weight *quantized_down_proj_weight;    /*   read; likewise. Gradients: of the weight it stands for */
   const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
   const void *down_proj_bias;           /* [E,H] (optional) */
   const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */
   const int32_t *block_to_expert;       /* [N]; E = the block does nothing. NULL with dropping: block e is expert e */
   const int32_t *conditions;            /* [N] or longer (optional): blocks with 0 do nothing */
   int skip_token;                       /* padding rows have id T (0) or -1 (1) */
-  int skip_weight;                      /* accepted, and changes nothing: weights are read per expert, not per block */
   moe_dtype checkpoint_dtype;           /* of both activation checkpoints */
   moe_layer_config config;
   moe_mx_operands mx;
 } moe_blockwise_layer;
 
+typedef enum moe_shard_option { /* how the device divides the work */
+  MOE_SHARD_ON_HIDDEN = 0,
+  MOE_SHARD_ON_INTERMEDIATE = 1,
+  MOE_SHARD_AUTO = 2
+} moe_shard_option;
+
+/* What nki-library's callers tell its kernels, and what changes nothing here. Zero is the default. */
+typedef struct moe_nkilib_hints {
+  int skip_weight;               /* weights are read once per expert anyway, not once per block */
+  int pre_scale_delayed;         /* PRE_SCALE is meant as PRE_SCALE_DELAYED: here both scale after the product */
+  moe_shard_option shard_option;
+  int64_t block_tile_size;       /* 0, or a divisor of B */
+} moe_nkilib_hints;
+
 /* The seven moe_cte implementations, by their own values. They compute the same function; here they choose how work is
-   ordered, which metadata is read, and what check_device_limits checks. The MX ones need quantised weights. */
+   ordered, which metadata is read, and what check_limits checks. The MX ones need quantised weights. */
 typedef enum moe_cte_spec {
   MOE_CTE_SHARD_ON_BLOCK = 0,
   MOE_CTE_SHARD_ON_I = 1,
@@ -45,6 +58,15 @@ typedef enum moe_cte_spec {
   MOE_CTE_SHARD_ON_I_MX = 5,
   MOE_CTE_SHARD_ON_I_MX_HYBRID = 6
 } moe_cte_spec;
+
+/* The device kernel that a call stands in for. Zero is the default. */
+typedef struct moe_nkilib_device {
+  moe_cte_spec spec;
+  int check_limits; /* 1: refuse with DEVICE_LIMIT what the spec's device kernel cannot do */
+  int output_shape; /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1 zero) or, not
+                       accumulating, [T,H]; SHARD_ON_BLOCK_MX [2,T,H] (second half zero); the others [T+1,H] (row T
+                       zero), with skip_token [T,H] */
+} moe_nkilib_device;
 
 /* Forward. For each block with expert e, each row with token t, a = affinity[t,e]:
      g = x*Wg, u = x*Wu; with PRE_SCALE g,u *= a; g,u += bias; g,u = max(min(g, upper), lower)
@@ -58,13 +80,10 @@ typedef enum moe_cte_spec {
    weights quantised to MX is an INVALID_OPTION. */
 typedef struct moe_blockwise_mm_fwd_args {
   moe_blockwise_layer layer;
-  moe_cte_spec spec;
-  int check_device_limits;     /* 1: refuse what the spec's device kernel cannot do */
-  int device_output_shape;     /* 0: output is [T,H]. 1: as the spec's device kernel: SHARD_ON_BLOCK [T,2,H] (slot 1
-                                  zero) or, not accumulating, [T,H]; SHARD_ON_BLOCK_MX [2,T,H] (second half zero);
-                                  the others [T+1,H] (row T zero), with skip_token [T,H] */
+  moe_nkilib_device device;
+  moe_nkilib_hints hints;
   int not_accumulating;        /* is_tensor_update_accumulating=False */
-  int accumulate_output;       /* 1: output += instead of output = */
+  uint32_t accumulate;         /* MOE_ACCUMULATE_OUTPUT: output += instead of output = */
   void *gate_up_activations_T; /* [N,2,I,B] output (optional): g and u after clamping; 0 in idle blocks, for padding and
                                   superseded rows, and in the gate half with skip_gate */
   void *down_activations;      /* [N,B,H] output (optional): d, bias included, affinity not (not with ON_I); 0
@@ -73,12 +92,6 @@ typedef struct moe_blockwise_mm_fwd_args {
   void *workspace;
   size_t workspace_bytes;
 } moe_blockwise_mm_fwd_args;
-
-typedef enum moe_shard_option { /* how the device divides the work; here all give the same bits, and one is used */
-  MOE_SHARD_ON_HIDDEN = 0,
-  MOE_SHARD_ON_INTERMEDIATE = 1,
-  MOE_SHARD_AUTO = 2
-} moe_shard_option;
 
 typedef enum moe_affinity_option {
   MOE_AFFINITY_OPTION_ON_H = 0, /* dA = <dY, down checkpoint>, or as ON_I where that is NULL */
@@ -101,15 +114,14 @@ typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1 
    Errors as the forward. */
 typedef struct moe_blockwise_mm_bwd_args {
   moe_blockwise_layer layer;                /* as given to the forward */
-  const void *gate_up_proj_act_checkpoint_T; /* [N,2,I,B] (NULL = recompute) */
-  const void *down_proj_act_checkpoint;      /* [N,B,H] (optional) */
+  const void *gate_up_activations_T; /* [N,2,I,B] (NULL = recompute) */
+  const void *down_activations;      /* [N,B,H] (optional) */
   const void *output_hidden_states_grad;     /* [T,H] */
   const moe_quantized_activation *quantized_output_hidden_states_grad; /* (optional): in its place */
   int not_accumulating;
-  moe_shard_option shard_option;
+  moe_nkilib_hints hints;
   moe_affinity_option affinity_option;
   moe_kernel_type kernel_type;               /* DROPPING: N = E, block e is expert e; block_to_expert is not read */
-  int64_t block_tile_size;                   /* a hint; 0 or a divisor of B */
   void *hidden_states_grad;                  /* [T,H] */
   void *expert_affinities_masked_grad;       /* [T*E], affinity_dtype */
   void *gate_up_proj_weight_grad;            /* [E,H,2,I], weight_grad_dtype */

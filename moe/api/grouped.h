@@ -34,7 +34,7 @@ typedef struct moe_grouped_gemm_args {
   void *dX;                      /* dx: [num_tokens*topk,K] output */
   void *dW;                      /* dw: [E,N,K] output, weight_grad_dtype */
   moe_dtype weight_grad_dtype;
-  int accumulate_dW;             /* 1: dW += */
+  uint32_t accumulate;           /* MOE_ACCUMULATE_DW: dW += */
   void *workspace;
   size_t workspace_bytes;
 } moe_grouped_gemm_args;

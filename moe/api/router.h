@@ -54,12 +54,12 @@ typedef struct moe_router_topk_args {
   size_t workspace_bytes;
 } moe_router_topk_args;
 
-/* Gradient of moe_router_topk with the selection held fixed. dw comes either as weights_grad [T,K] or gathered from
-   expert_affinities_masked_grad [T,E], which is not read beside weights_grad. Slots with expert_index -1 are absent
-   from every sum, whatever dw holds there, so a token with no others adds nothing to logits_grad.
-   logits_grad[t,e] = (accumulate ? logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t
-   dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished logits_grad, so that auxiliary losses
-   added before this call (accumulate & MOE_ACCUMULATE_LOGITS_GRAD) flow through. The selection bias gets none.
+/* Gradient of moe_router_topk with the selection held fixed. dw comes either as expert_weights_grad [T,K] or gathered from
+   expert_affinities_masked_grad [T,E], which is not read beside expert_weights_grad. Slots with expert_index -1 are absent
+   from every sum, whatever dw holds there, so a token with no others adds nothing to router_logits_grad.
+   router_logits_grad[t,e] = (accumulate ? router_logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t
+   dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished router_logits_grad, so that auxiliary losses
+   added before this call (accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) flow through. The selection bias gets none.
    Errors as moe_router_topk, INVALID_INDEX for an expert_index outside [-1,E). */
 typedef struct moe_router_topk_bwd_args {
   int64_t T, H, E, K;
@@ -68,10 +68,10 @@ typedef struct moe_router_topk_bwd_args {
   const float *router_logits;                /* [T,E] */
   const int32_t *expert_index;               /* [T,K] of the forward */
   moe_router_config config;                  /* of the forward */
-  const float *weights_grad;                 /* [T,K], or NULL and: */
+  const float *expert_weights_grad;                 /* [T,K], or NULL and: */
   const void *expert_affinities_masked_grad; /* [T,E] (a last row T is not read) */
   moe_dtype affinity_dtype;                  /* of expert_affinities_masked_grad */
-  float *logits_grad;                        /* [T,E] output */
+  float *router_logits_grad;                        /* [T,E] output */
   void *router_weight_grad;                  /* [H,E] output (optional), weight_grad_dtype */
   void *router_bias_grad;                    /* [E] output (optional), weight_grad_dtype */
   void *hidden_states_grad;                  /* [T,H] output (optional) */
@@ -92,7 +92,7 @@ typedef struct moe_router_topk_bwd_args {
 MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
 #undef MOE_DECLARE_ROUTER_
 
-/* Auxiliary losses. Both write *loss and, when logits_grad is given, ADD their gradient to it. Tokens whose mask is 0
+/* Auxiliary losses. Both write *loss and, when router_logits_grad is given, ADD their gradient to it. Tokens whose mask is 0
    leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0.
    load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p =
    softmax over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
@@ -108,7 +108,7 @@ typedef struct moe_router_loss_args {
   const int32_t *expert_index;       /* [T,K], load balance only; -1 = dropped slot */
   const uint8_t *token_mask;         /* [T] (optional) */
   float *loss;                       /* output, one value */
-  float *logits_grad;                /* [T,E] (optional) */
+  float *router_logits_grad;                /* [T,E] (optional) */
 } moe_router_loss_args;
 MOE_API moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args);
 MOE_API moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args);

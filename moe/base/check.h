@@ -79,6 +79,12 @@ MOE_FN moe_status moe_check_enum_(moe_context *ctx, const char *name, int value,
              : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is not one of its enum's values");
 }
 
+MOE_FN moe_status moe_check_accumulate_(moe_context *ctx, uint32_t accumulate, uint32_t outputs) {
+  return (accumulate & ~outputs) == 0
+             ? MOE_OK
+             : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call");
+}
+
 /* How many values the enums have that come from a list. */
 #define MOE_ONE_(...) +1
 enum {

@@ -18,7 +18,7 @@ typedef struct moe_blockwise_ {
 } moe_blockwise_;
 
 MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
-  return config->affinity_mode == MOE_AFFINITY_PRE_SCALE || config->affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+  return config->affinity_mode == MOE_AFFINITY_PRE_SCALE;
 }
 
 /* The affinity multiplies the expert's output. */
@@ -74,12 +74,20 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)layer->affinity_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "checkpoint_dtype", (int)layer->checkpoint_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
-  MOE_TRY(moe_check_flag_(ctx, "skip_weight", layer->skip_weight));
   MOE_TRY(moe_check_mx_operands_(ctx, layer));
-  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_weight, 2, layer->H));
-  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_weight, 1, layer->I));
+  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_proj_weight, 2, layer->H));
+  MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_proj_weight, 1, layer->I));
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_hidden_states", layer->quantized_hidden_states));
   return moe_check_config_(ctx, &layer->config);
+}
+
+MOE_FN moe_status moe_check_hints_(moe_context *ctx, const moe_nkilib_hints *hints, int64_t B) {
+  MOE_TRY(moe_check_flag_(ctx, "hints.skip_weight", hints->skip_weight));
+  MOE_TRY(moe_check_flag_(ctx, "hints.pre_scale_delayed", hints->pre_scale_delayed));
+  MOE_TRY(moe_check_enum_(ctx, "hints.shard_option", (int)hints->shard_option, MOE_SHARD_AUTO + 1));
+  if (hints->block_tile_size < 0 || (hints->block_tile_size > 0 && B % hints->block_tile_size != 0))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "hints.block_tile_size", "must be 0 or divide B");
+  return MOE_OK;
 }
 
 /* Lists the layer's own tensors, before any other. */
@@ -103,19 +111,20 @@ MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensor
       {"conditions", l->conditions, moe_mul_(l->N, 4), 4, MOE_INPUT_OPTIONAL},
   };
   MOE_LIST_(tensors, own);
-  if (l->quantized_gate_up_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
-  if (l->quantized_down_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
-  moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_weight->codes", "quantized_gate_up_weight->scales",
-                      tensors);
-  moe_quantized_list_(&call->down.quantized, "quantized_down_weight->codes", "quantized_down_weight->scales", tensors);
+  if (l->quantized_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->quantized_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_proj_weight->codes",
+                      "quantized_gate_up_proj_weight->scales", tensors);
+  moe_quantized_list_(&call->down.quantized, "quantized_down_proj_weight->codes",
+                      "quantized_down_proj_weight->scales", tensors);
   moe_quantized_activation_list_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
                                  "quantized_hidden_states->scales", tensors);
 }
 
 /* Checks what the tensors hold. */
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
-  MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_weight->scales"));
-  MOE_TRY(moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_weight->scales"));
+  MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_proj_weight->scales"));
+  MOE_TRY(moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_proj_weight->scales"));
   return moe_quantized_activation_check_scales_(ctx, call->layer.quantized_hidden_states, call->layer.T, call->layer.H,
                                                 "quantized_hidden_states->scales");
 }
@@ -145,11 +154,11 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
   if (layer->quantized_hidden_states) call->layer.hidden_states = NULL;
-  if (layer->quantized_gate_up_weight) call->layer.gate_up_proj_weight = NULL;
-  if (layer->quantized_down_weight) call->layer.down_proj_weight = NULL;
+  if (layer->quantized_gate_up_proj_weight) call->layer.gate_up_proj_weight = NULL;
+  if (layer->quantized_down_proj_weight) call->layer.down_proj_weight = NULL;
   if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
   call->dtype = dtype;
-  call->affinity_dtype = moe_or_(layer->affinity_dtype, dtype);
+  call->affinity_dtype = moe_or_(layer->affinity_dtype, MOE_DTYPE_F32);
   call->checkpoint_dtype = moe_or_(layer->checkpoint_dtype, dtype);
   call->inner_dtype = dtype == MOE_DTYPE_BF16 ? MOE_DTYPE_BF16 : MOE_DTYPE_F32;
   call->size = moe_dtype_bytes_(dtype);
@@ -160,9 +169,9 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->round_weights = moe_mx_round_of_(&layer->mx.weights);
   call->round_gradients = moe_mx_round_of_(&layer->mx.gradients);
   moe_packed_init_(&call->gate_up, layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
-                   layer->E, layer->H, layer->I, layer->quantized_gate_up_weight);
+                   layer->E, layer->H, layer->I, layer->quantized_gate_up_proj_weight);
   moe_packed_init_(&call->down, MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
-                   layer->quantized_down_weight);
+                   layer->quantized_down_proj_weight);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */

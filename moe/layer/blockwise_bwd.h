@@ -29,9 +29,9 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
   moe_quantized_activation_list_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
                                  "quantized_output_hidden_states_grad->scales", tensors);
   const moe_tensor_ own[] = {
-      {"gate_up_proj_act_checkpoint_T", args->gate_up_proj_act_checkpoint_T,
+      {"gate_up_activations_T", args->gate_up_activations_T,
        moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
-      {"down_proj_act_checkpoint", args->down_proj_act_checkpoint, moe_mul4_(l->N, l->B, l->H, saved), saved,
+      {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved,
        MOE_INPUT_OPTIONAL},
       {"output_hidden_states_grad", quantized_grad ? NULL : args->output_hidden_states_grad,
        moe_mul3_(l->T, l->H, size), size, quantized_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
@@ -52,26 +52,26 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
 MOE_FN moe_status moe_backward_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_backward_ *backward = (moe_backward_ *)state;
   const moe_blockwise_mm_bwd_args *args = backward->args = (const moe_blockwise_mm_bwd_args *)call->args;
+  const uint32_t outputs = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_AFFINITIES_GRAD |
+                           MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD | MOE_ACCUMULATE_DOWN_WEIGHT_GRAD |
+                           MOE_ACCUMULATE_GATE_UP_BIAS_GRAD | MOE_ACCUMULATE_DOWN_BIAS_GRAD;
   MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
                                           args->quantized_output_hidden_states_grad));
-  MOE_TRY(moe_check_enum_(ctx, "shard_option", (int)args->shard_option, MOE_SHARD_AUTO + 1));
+  MOE_TRY(moe_check_hints_(ctx, &args->hints, args->layer.B));
   MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
   MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
-  if (args->accumulate >= 64u)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that are no output of this function");
-  if (args->block_tile_size < 0 || (args->block_tile_size > 0 && args->layer.B % args->block_tile_size != 0))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_tile_size", "must be 0 or divide B");
+  MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, outputs));
   if (args->kernel_type == MOE_KERNEL_DROPPING && args->layer.N != args->layer.E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for DROPPING");
-  if (args->down_proj_act_checkpoint && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_proj_act_checkpoint", "does not exist with ON_I");
+  if (args->down_activations && args->layer.config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
   backward->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
   moe_resolve_(&backward->call, &args->layer, call->dtype, args->kernel_type == MOE_KERNEL_DROPPING);
   moe_weights_resolve_(&backward->call);
-  backward->call.layer.packed_gate_up_weight = backward->call.layer.packed_down_weight = NULL;
+  backward->call.layer.packed_gate_up_proj_weight = backward->call.layer.packed_down_proj_weight = NULL;
   moe_backward_list_(backward, tensors);
   return MOE_OK;
 }
@@ -95,7 +95,7 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   const int64_t checkpoint = moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), call->checkpoint_size);
   const int pre_scaled = moe_pre_scaled_(&l->config);
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
-  const int recompute = !backward->args->gate_up_proj_act_checkpoint_T;
+  const int recompute = !backward->args->gate_up_activations_T;
   backward->recomputed = recompute ? moe_take_(arena, checkpoint) : NULL;
   backward->down_x_rows = moe_down_grad_x_rows_(call, rows, workers);
   backward->down_x = (char *)moe_take_(arena, moe_mul3_(backward->down_x_rows, MOE_NR, call->inner_size));
@@ -191,7 +191,7 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   moe_backward_glu_(call, &down_grad->glu);
   down_grad->output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
                                              backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
-  down_grad->checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_proj_act_checkpoint_T;
+  down_grad->checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_activations_T;
   down_grad->pre = backward->pre;
   down_grad->scaled = backward->scaled;
   down_grad->rounded = backward->rounded;
@@ -260,7 +260,7 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
   stage->dot = post || pre ? backward->dot : NULL;
   stage->dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_NR);
   if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
-    stage->down_checkpoint = (const char *)args->down_proj_act_checkpoint;
+    stage->down_checkpoint = (const char *)args->down_activations;
   stage->bias_term = post && call->layer.down_proj_bias != NULL;
   stage->affinity_grad = (char *)args->expert_affinities_masked_grad;
   stage->down_bias_grad = (char *)args->down_proj_bias_grad;

@@ -19,6 +19,7 @@ MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_
 MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype) {
   const moe_blockwise_layer *l = &args->layer;
   const moe_affinity_mode mode = l->config.affinity_mode;
+  const moe_cte_spec spec = args->device.spec;
   const int checkpoints = args->gate_up_activations_T || args->down_activations;
   const struct {
     int broken;
@@ -30,33 +31,33 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
       {l->H % 512 != 0 || l->H > 8192, "H", "must be a multiple of 512 up to 8192 on the device"},
       {l->I % 16 != 0 || l->I < 2048 || l->I > 16384, "I", "must be a multiple of 16 from 2048 to 16384 on the device"},
       {l->E < 8 || l->E > 64, "E", "must be between 8 and 64 on the device"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && checkpoints, "gate_up_activations_T",
+      {spec == MOE_CTE_SHARD_ON_BLOCK && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by SHARD_ON_BLOCK"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && mode == MOE_AFFINITY_PRE_SCALE_DELAYED, "config.affinity_mode",
-       "is not taken by SHARD_ON_BLOCK"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK && ctx && ctx->schedule != MOE_SCHEDULE_PING_PONG, "ctx.schedule",
+      {spec == MOE_CTE_SHARD_ON_BLOCK && moe_pre_scaled_(&l->config) && args->hints.pre_scale_delayed,
+       "hints.pre_scale_delayed", "is not taken by SHARD_ON_BLOCK"},
+      {spec == MOE_CTE_SHARD_ON_BLOCK && ctx && ctx->schedule != MOE_SCHEDULE_PING_PONG, "ctx.schedule",
        "must be PING_PONG for SHARD_ON_BLOCK"},
-      {args->spec == MOE_CTE_SHARD_ON_I && l->skip_weight, "skip_weight", "is not taken by SHARD_ON_I"},
-      {args->spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T",
+      {spec == MOE_CTE_SHARD_ON_I && args->hints.skip_weight, "hints.skip_weight", "is not taken by SHARD_ON_I"},
+      {spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by SHARD_ON_I_HYBRID"},
-      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && checkpoints, "gate_up_activations_T",
+      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by the MX specs"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
+      {spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
        "must be POST_SCALE for SHARD_ON_BLOCK_MX"},
-      {args->spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
+      {spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
        "is not taken by SHARD_ON_BLOCK_MX"},
-      {args->spec > MOE_CTE_SHARD_ON_BLOCK_MX && moe_pre_scaled_(&l->config), "config.affinity_mode",
+      {spec > MOE_CTE_SHARD_ON_BLOCK_MX && moe_pre_scaled_(&l->config), "config.affinity_mode",
        "may not be PRE_SCALE for SHARD_ON_I_MX"},
-      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_gate_up_weight),
-       "quantized_gate_up_weight", "must be in an x4 layout on the device"},
-      {args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_down_weight),
-       "quantized_down_weight", "must be in an x4 layout on the device"},
-      {args->spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
+      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_gate_up_proj_weight),
+       "quantized_gate_up_proj_weight", "must be in an x4 layout on the device"},
+      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_down_proj_weight),
+       "quantized_down_proj_weight", "must be in an x4 layout on the device"},
+      {spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
        "must be POST_SCALE or ON_I for SHARD_ON_I_DROPPING"},
   };
   for (size_t i = 0; i < sizeof limit / sizeof *limit; i++)
     if (limit[i].broken) return moe_fail_(ctx, MOE_ERROR_DEVICE_LIMIT, limit[i].name, limit[i].what);
-  for (int64_t b = 1; b < l->N && args->spec == MOE_CTE_SHARD_ON_I_HYBRID && l->conditions; b++)
+  for (int64_t b = 1; b < l->N && spec == MOE_CTE_SHARD_ON_I_HYBRID && l->conditions; b++)
     if (l->conditions[b] > l->conditions[b - 1])
       return moe_fail_(ctx, MOE_ERROR_DEVICE_LIMIT, "conditions", "must be ones followed by zeros on the device");
   return MOE_OK;
@@ -64,11 +65,12 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
 
 /* Rows of H elements in the output: per token and in all. */
 MOE_FN int64_t moe_forward_slots_(const moe_blockwise_mm_fwd_args *args) {
-  return args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
+  return args->device.output_shape && args->device.spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
 }
 MOE_FN int64_t moe_forward_rows_(const moe_blockwise_mm_fwd_args *args) {
-  if (args->device_output_shape && args->spec == MOE_CTE_SHARD_ON_BLOCK_MX) return moe_mul_(args->layer.T, 2);
-  const int padding_row = args->device_output_shape && args->spec != MOE_CTE_SHARD_ON_BLOCK && !args->layer.skip_token;
+  if (args->device.output_shape && args->device.spec == MOE_CTE_SHARD_ON_BLOCK_MX) return moe_mul_(args->layer.T, 2);
+  const int padding_row =
+      args->device.output_shape && args->device.spec != MOE_CTE_SHARD_ON_BLOCK && !args->layer.skip_token;
   return moe_mul_(args->layer.T + padding_row, moe_forward_slots_(args));
 }
 
@@ -76,20 +78,22 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   moe_forward_ *forward = (moe_forward_ *)state;
   const moe_blockwise_mm_fwd_args *args = forward->args = (const moe_blockwise_mm_fwd_args *)call->args;
   const moe_blockwise_layer *l = &args->layer;
+  const moe_cte_spec spec = args->device.spec;
   MOE_TRY(moe_check_layer_options_(ctx, l));
-  MOE_TRY(moe_check_enum_(ctx, "spec", (int)args->spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
-  MOE_TRY(moe_check_flag_(ctx, "check_device_limits", args->check_device_limits));
-  MOE_TRY(moe_check_flag_(ctx, "device_output_shape", args->device_output_shape));
+  MOE_TRY(moe_check_hints_(ctx, &args->hints, l->B));
+  MOE_TRY(moe_check_enum_(ctx, "device.spec", (int)spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
+  MOE_TRY(moe_check_flag_(ctx, "device.check_limits", args->device.check_limits));
+  MOE_TRY(moe_check_flag_(ctx, "device.output_shape", args->device.output_shape));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
-  MOE_TRY(moe_check_flag_(ctx, "accumulate_output", args->accumulate_output));
-  if (args->spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
-      !(moe_is_mx_(l->quantized_gate_up_weight) && moe_is_mx_(l->quantized_down_weight)))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "spec", "needs both weights quantised to MX");
-  if (args->spec == MOE_CTE_SHARD_ON_I_DROPPING && l->N != l->E)
+  MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, MOE_ACCUMULATE_OUTPUT));
+  if (spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
+      !(moe_is_mx_(l->quantized_gate_up_proj_weight) && moe_is_mx_(l->quantized_down_proj_weight)))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device.spec", "needs both weights quantised to MX");
+  if (spec == MOE_CTE_SHARD_ON_I_DROPPING && l->N != l->E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must equal E for SHARD_ON_I_DROPPING");
-  const int rounded = l->mx.weights.enabled, dropping = args->spec == MOE_CTE_SHARD_ON_I_DROPPING;
-  if ((rounded && l->packed_gate_up_weight && !l->quantized_gate_up_weight) ||
-      (rounded && l->packed_down_weight && !l->quantized_down_weight))
+  const int rounded = l->mx.weights.enabled, dropping = spec == MOE_CTE_SHARD_ON_I_DROPPING;
+  if ((rounded && l->packed_gate_up_proj_weight && !l->quantized_gate_up_proj_weight) ||
+      (rounded && l->packed_down_proj_weight && !l->quantized_down_proj_weight))
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "mx.weights", "cannot be rounded once they are packed");
   if (args->down_activations && l->config.affinity_mode == MOE_AFFINITY_ON_I)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "down_activations", "does not exist with ON_I");
@@ -103,13 +107,13 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
       {"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT},
   };
   moe_layer_list_(&forward->call, dropping, tensors);
-  if (args->spec == MOE_CTE_SHARD_ON_I_HYBRID || args->spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
+  if (spec == MOE_CTE_SHARD_ON_I_HYBRID || spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
     tensors->tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
-  if (l->packed_gate_up_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
-  if (l->packed_down_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   MOE_LIST_(tensors, own);
-  moe_packed_list_(&forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight, tensors);
-  moe_packed_list_(&forward->call.down, "packed_down_weight", l->packed_down_weight, tensors);
+  moe_packed_list_(&forward->call.gate_up, "packed_gate_up_proj_weight", l->packed_gate_up_proj_weight, tensors);
+  moe_packed_list_(&forward->call.down, "packed_down_proj_weight", l->packed_down_proj_weight, tensors);
   return MOE_OK;
 }
 
@@ -117,12 +121,12 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
   const moe_forward_ *forward = (const moe_forward_ *)state;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &args->layer;
-  MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_weight", l->packed_gate_up_weight,
-                            l->packed_gate_up_bytes));
-  MOE_TRY(
-      moe_packed_check_(ctx, &forward->call.down, "packed_down_weight", l->packed_down_weight, l->packed_down_bytes));
+  MOE_TRY(moe_packed_check_(ctx, &forward->call.gate_up, "packed_gate_up_proj_weight", l->packed_gate_up_proj_weight,
+                            l->packed_gate_up_proj_weight_bytes));
+  MOE_TRY(moe_packed_check_(ctx, &forward->call.down, "packed_down_proj_weight", l->packed_down_proj_weight,
+                            l->packed_down_proj_weight_bytes));
   MOE_TRY(moe_check_layer_scales_(ctx, &forward->call));
-  if (args->check_device_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
+  if (args->device.check_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
   return moe_plan_check_(ctx, &forward->call.layer);
 }
 
@@ -178,7 +182,7 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ 
   const int on_i = l->config.affinity_mode == MOE_AFFINITY_ON_I;
   float buffer[MOE_NR];
   const float *bias = moe_load_optional_(call, l->down_proj_bias, summands->expert * l->H + h0, n, buffer);
-  for (int64_t i = 0; i < summands->rows && moe_weight_scaled_after_(l->quantized_down_weight); i++)
+  for (int64_t i = 0; i < summands->rows && moe_weight_scaled_after_(l->quantized_down_proj_weight); i++)
     moe_quantized_scale_sums_(&call->down.quantized, kernels, summands->expert, 0, h0, n, c + i * MOE_NR);
   if (bias && (on_i || forward->args->down_activations)) {
     for (int64_t i = 0; i < summands->rows; i++)
@@ -200,7 +204,7 @@ MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const int64_t slots = moe_forward_slots_(args), rows = moe_forward_rows_(args),
                 bytes = args->layer.H * forward->call.size;
-  if (args->accumulate_output) return;
+  if (args->accumulate & MOE_ACCUMULATE_OUTPUT) return;
   for (int64_t i = 0; i < rows; i++)
     if (i % slots != 0 || i / slots >= args->layer.T) memset((char *)args->output + i * bytes, 0, (size_t)bytes);
 }
@@ -257,7 +261,7 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   down.add = moe_forward_add_;
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;
-  down.accumulate = args->accumulate_output;
+  down.accumulate = (args->accumulate & MOE_ACCUMULATE_OUTPUT) != 0;
   down.user = forward;
   const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);

@@ -37,7 +37,7 @@ MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, const moe_expert_c_ *p,
 /* Applies the scales of a quantised weight that multiply its products. */
 MOE_FN void moe_gate_up_scale_(const moe_blockwise_ *call, const moe_expert_c_ *p) {
   const int64_t width = call->gate_up.width, skip = call->glu.skip_gate != 0;
-  if (!moe_weight_scaled_after_(call->layer.quantized_gate_up_weight)) return;
+  if (!moe_weight_scaled_after_(call->layer.quantized_gate_up_proj_weight)) return;
   for (int64_t part = skip; part < 2; part++)
     for (int64_t i = 0; i < p->rows; i++)
       moe_quantized_scale_sums_(&call->gate_up.quantized, call->group.kernels, p->expert, part, p->panel * width, p->n,

@@ -57,7 +57,7 @@ MOE_FN moe_status moe_grouped_check_(moe_context *ctx, void *state, const moe_ca
     return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "num_tokens", "times topk does not fit in 32-bit positions");
   MOE_TRY(moe_check_flag_(ctx, "permute_x", args->permute_x));
   MOE_TRY(moe_check_flag_(ctx, "permute_y", args->permute_y));
-  MOE_TRY(moe_check_flag_(ctx, "accumulate_dW", args->accumulate_dW));
+  MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, MOE_ACCUMULATE_DW));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   if (args->permute_x && args->permute_y)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "permute_x", "and permute_y exclude each other");
@@ -182,7 +182,7 @@ MOE_FN void moe_grouped_dw_(const moe_grouped_ *g, moe_weight_grad_ *stage) {
   stage->n = g->args->K;
   stage->output = (char *)g->args->dW;
   stage->dtype = g->weight_grad_dtype;
-  stage->accumulate = g->args->accumulate_dW;
+  stage->accumulate = (g->args->accumulate & MOE_ACCUMULATE_DW) != 0;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */

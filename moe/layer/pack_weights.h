@@ -120,23 +120,23 @@ MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
-  if (args->quantized && args->layout == MOE_PACK_GROUPED)
+  if (args->quantized_weight && args->layout == MOE_PACK_GROUPED)
     return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "layout", "GROUPED takes plain weights");
-  MOE_TRY(moe_quantized_check_(ctx, args->quantized, parts, args->rows));
+  MOE_TRY(moe_quantized_check_(ctx, args->quantized_weight, parts, args->rows));
   moe_group_ group;
   moe_group_init_(&group, call->dtype, args->E);
   job->kernels = group.kernels;
   moe_packed_init_(&job->packed, args->layout, group.panel, call->dtype, args->E, args->rows, args->columns,
-                   args->quantized);
+                   args->quantized_weight);
   const int64_t size = moe_dtype_bytes_(job->packed.dtype);
   const moe_tensor_ own[] = {
-      {"weight", args->quantized ? NULL : args->weight,
+      {"weight", args->quantized_weight ? NULL : args->weight,
        moe_mul_(moe_mul4_(args->E, args->rows, parts, args->columns), size), size,
-       args->quantized ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+       args->quantized_weight ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"packed", args->packed, moe_packed_bytes_(&job->packed), MOE_ALIGN_, MOE_OUTPUT},
   };
   MOE_LIST_(tensors, own);
-  moe_quantized_list_(&job->packed.quantized, "quantized->codes", "quantized->scales", tensors);
+  moe_quantized_list_(&job->packed.quantized, "quantized_weight->codes", "quantized_weight->scales", tensors);
   return MOE_OK;
 }
 
@@ -150,13 +150,13 @@ MOE_FN moe_status moe_pack_check_contents_(moe_context *ctx, const void *state) 
   const moe_pack_job_ *job = (const moe_pack_job_ *)state;
   if (job->args->packed_bytes < (size_t)moe_packed_bytes_(&job->packed))
     return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
-  return moe_quantized_check_scales_(ctx, &job->packed.quantized, "quantized->scales");
+  return moe_quantized_check_scales_(ctx, &job->packed.quantized, "quantized_weight->scales");
 }
 
 MOE_FN moe_status moe_pack_run_(moe_context *ctx, void *state) {
   moe_pack_job_ *job = (moe_pack_job_ *)state;
   const moe_packed_ *p = &job->packed;
-  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(job->args->quantized);
+  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(job->args->quantized_weight);
   const moe_packed_header_ header = {
       MOE_PACKED_MAGIC_, (uint32_t)p->layout, (uint32_t)p->panel, (uint32_t)p->dtype, unscaled, p->E,
       p->rows,           p->columns};

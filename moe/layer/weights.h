@@ -6,12 +6,12 @@
 
 MOE_FN void moe_weights_gate_up_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  moe_weight_b_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_weight, expert, b);
+  moe_weight_b_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_proj_weight, expert, b);
 }
 
 MOE_FN void moe_weights_down_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  moe_weight_b_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_weight, expert, b);
+  moe_weight_b_(&call->down, call->layer.down_proj_weight, call->layer.packed_down_proj_weight, expert, b);
 }
 
 MOE_FN void moe_weights_down_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {

@@ -141,7 +141,7 @@ MOE_FN void moe_balance_grad_(const moe_router_loss_ *loss, int64_t t, moe_loss_
     moe_loss_scores_(loss, z + e, n, token->shift, score, slope);
     const float *d = loss->score_function == MOE_SCORE_SOFTMAX ? score : slope;
     for (int64_t i = 0; i < n; i++) score[i] = d[i] / token->total * (loss->gain[e - loss->from + i] - token->term);
-    moe_loss_add_(loss, loss->args->logits_grad + row + e, score, n);
+    moe_loss_add_(loss, loss->args->router_logits_grad + row + e, score, n);
   }
 }
 
@@ -169,11 +169,11 @@ MOE_FN void moe_z_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_token_
   const float logsumexp = token->shift + moe_log_(token->total);
   const float gain = 2.0f * args->coefficient / (float)loss->tokens * logsumexp;
   token->term = moe_mul_scalar(logsumexp, logsumexp);
-  for (int64_t e = 0; e < args->E && args->logits_grad; e += MOE_LOSS_CHUNK_) {
+  for (int64_t e = 0; e < args->E && args->router_logits_grad; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, args->E - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
     for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total * gain;
-    moe_loss_add_(loss, args->logits_grad + t * args->E + e, score, n);
+    moe_loss_add_(loss, args->router_logits_grad + t * args->E + e, score, n);
   }
 }
 
@@ -212,7 +212,7 @@ MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
     else
       moe_loss_each_(ctx, loss, moe_z_term_);
     moe_run_(ctx, &sum, 1);
-    if (loss->balance && args->logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
+    if (loss->balance && args->router_logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
   }
   moe_run_(ctx, &finish, 1);
   return MOE_OK;
@@ -239,7 +239,7 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_
       {"expert_index", balance ? args->expert_index : NULL, picked, 4, balance ? MOE_INPUT : MOE_INPUT_OPTIONAL},
       {"token_mask", args->token_mask, args->T, 1, MOE_INPUT_OPTIONAL},
       {"loss", args->loss, 4, 4, MOE_OUTPUT},
-      {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
+      {"router_logits_grad", args->router_logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
   };
   return MOE_LIST_(tensors, own);
 }

@@ -76,8 +76,8 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
     if (e < 0) continue;
     scratch->expert[n] = e;
     scratch->z[n] = args->router_logits[t * args->E + e];
-    if (args->weights_grad)
-      scratch->dw[n] = args->weights_grad[t * args->K + k];
+    if (args->expert_weights_grad)
+      scratch->dw[n] = args->expert_weights_grad[t * args->K + k];
     else
       moe_load_row_(bwd->kernels->vec, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size,
                     1);
@@ -127,8 +127,8 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
 MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t E = args->E, n = moe_router_bwd_unscatter_(bwd, scratch, t);
-  const int accumulate = (args->accumulate & MOE_ACCUMULATE_LOGITS_GRAD) != 0;
-  float *out = args->logits_grad + t * E;
+  const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) != 0;
+  float *out = args->router_logits_grad + t * E;
   if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
   if (accumulate)
     moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
@@ -150,7 +150,7 @@ MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_worker_ *worker)
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
   const moe_router_product_ product = {&bwd->weight, (char *)args->hidden_states_grad, bwd->dtype, NULL, accumulate};
   moe_a_ a;
-  moe_router_a_(&a, args->logits_grad, MOE_DTYPE_F32, args->E, first, rows, scratch.a_packed);
+  moe_router_a_(&a, args->router_logits_grad, MOE_DTYPE_F32, args->E, first, rows, scratch.a_packed);
   moe_router_multiply_(&product, &a, first, scratch.c);
 }
 
@@ -168,7 +168,7 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
   float sum[MOE_NR] = {0};
   (void)worker;
   for (int64_t t = 0; t < args->T; t++)
-    bwd->kernels->vec->add_scaled(sum, args->logits_grad + t * args->E + at, 1.0f, n);
+    bwd->kernels->vec->add_scaled(sum, args->router_logits_grad + t * args->E + at, 1.0f, n);
   moe_store_sum_(bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }
@@ -178,7 +178,7 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
 MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
   const moe_router_topk_bwd_args *args = bwd->args = (const moe_router_topk_bwd_args *)call->args;
-  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
+  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_ROUTER_LOGITS_GRAD |
                          MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
   const int products = call->query && args->H > 0; /* a query has H only */
   bwd->dx = products || args->hidden_states_grad;
@@ -189,11 +189,10 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
-  if (args->accumulate & ~known)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulate", "has bits that name no output of this call");
+  MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, known));
   bwd->kernels = moe_kernels_();
   bwd->dtype = call->dtype;
-  bwd->affinity_dtype = moe_or_(args->affinity_dtype, call->dtype);
+  bwd->affinity_dtype = moe_or_(args->affinity_dtype, MOE_DTYPE_F32);
   bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
   bwd->weight =
       (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 1, NULL};
@@ -203,17 +202,17 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   const int64_t logits = moe_mul3_(T, E, 4);
   const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
                   weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
-  const void *affinities_grad = args->weights_grad ? NULL : args->expert_affinities_masked_grad;
+  const void *affinities_grad = args->expert_weights_grad ? NULL : args->expert_affinities_masked_grad;
   const moe_tensor_ own[] = {
       {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
       {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
       {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
-      {"weights_grad", args->weights_grad, moe_mul3_(T, args->K, 4), 4,
+      {"expert_weights_grad", args->expert_weights_grad, moe_mul3_(T, args->K, 4), 4,
        affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size,
        MOE_INPUT_OPTIONAL},
-      {"logits_grad", args->logits_grad, logits, 4, MOE_OUTPUT},
+      {"router_logits_grad", args->router_logits_grad, logits, 4, MOE_OUTPUT},
       {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
@@ -239,7 +238,7 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
     const char *x = (const char *)args->hidden_states;
     char *out = (char *)args->router_weight_grad;
     bwd->xt =
-        (moe_router_xt_){bwd->kernels,           args->T,    args->H, args->E, x, bwd->dtype, args->logits_grad, out,
+        (moe_router_xt_){bwd->kernels, args->T, args->H, args->E, x, bwd->dtype, args->router_logits_grad, out,
                          bwd->weight_grad_dtype, accumulate, panels};
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }

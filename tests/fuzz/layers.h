@@ -13,7 +13,7 @@ static void fuzz_pack(fuzz_layer *l, int i) {
   moe_pack_weights_args a;
   memset(&a, 0, sizeof a);
   a.layout = i ? MOE_PACK_DOWN : l->p.o.layer.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP;
-  a.E = w->q.E, a.rows = w->q.K, a.columns = w->q.columns, a.quantized = &w->q.weight;
+  a.E = w->q.E, a.rows = w->q.K, a.columns = w->q.columns, a.quantized_weight = &w->q.weight;
   moe_status status = test_pack(l->ctx, l->p.o.dtype, &a, &w->packed_bytes);
   if (w->good) fuzz_judge(l->ctx, status, 1, "moe_pack_weights_size");
   if (status != MOE_OK) w->packed_bytes = 64;
@@ -31,11 +31,11 @@ static void fuzz_give(const fuzz_layer *l, const struct problem *p, moe_blockwis
   const int quantized = p == &l->p || !l->comparable;
   if (quantized && l->weight[0].given) {
     layer->gate_up_proj_weight = NULL;
-    layer->quantized_gate_up_weight = &l->weight[0].q.weight;
+    layer->quantized_gate_up_proj_weight = &l->weight[0].q.weight;
   }
   if (quantized && l->weight[1].given) {
     layer->down_proj_weight = NULL;
-    layer->quantized_down_weight = &l->weight[1].q.weight;
+    layer->quantized_down_proj_weight = &l->weight[1].q.weight;
   }
 }
 
@@ -82,11 +82,16 @@ static void fuzz_layer_op(fuzz_layer *l, enum problem_op op) {
   moe_blockwise_layer *layer = op == PROBLEM_FORWARD ? &args.forward.layer : &args.backward.layer;
   fuzz_give(l, &l->p, layer), fuzz_give_activations(l, layer, &args.backward);
   fuzz_give(l, &l->twin, op == PROBLEM_FORWARD ? &twin.forward.layer : &twin.backward.layer);
-  if (l->comparable && twin.forward.spec >= MOE_CTE_SHARD_ON_BLOCK_MX) twin.forward.spec = MOE_CTE_SHARD_ON_BLOCK;
-  if (op == PROBLEM_FORWARD && legal && l->weight[0].packed)
-    layer->packed_gate_up_weight = l->weight[0].packed, layer->packed_gate_up_bytes = l->weight[0].packed_bytes;
-  if (op == PROBLEM_FORWARD && legal && l->weight[1].packed)
-    layer->packed_down_weight = l->weight[1].packed, layer->packed_down_bytes = l->weight[1].packed_bytes;
+  if (l->comparable && twin.forward.device.spec >= MOE_CTE_SHARD_ON_BLOCK_MX)
+    twin.forward.device.spec = MOE_CTE_SHARD_ON_BLOCK;
+  if (op == PROBLEM_FORWARD && legal && l->weight[0].packed) {
+    layer->packed_gate_up_proj_weight = l->weight[0].packed;
+    layer->packed_gate_up_proj_weight_bytes = l->weight[0].packed_bytes;
+  }
+  if (op == PROBLEM_FORWARD && legal && l->weight[1].packed) {
+    layer->packed_down_proj_weight = l->weight[1].packed;
+    layer->packed_down_proj_weight_bytes = l->weight[1].packed_bytes;
+  }
   const int overlap = fuzz_pick(l->in, 32), i = overlap & 1;
   if (overlap < 2 && legal && l->weight[i].given) {
     args.forward.output = args.backward.hidden_states_grad = l->weight[i].q.codes.data;

@@ -36,7 +36,7 @@ static inline double ref_alpha(const moe_layer_config *o) {
 }
 
 static inline int ref_scales_input(const moe_layer_config *o) {
-  return o->affinity_mode == MOE_AFFINITY_PRE_SCALE || o->affinity_mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+  return o->affinity_mode == MOE_AFFINITY_PRE_SCALE;
 }
 static inline int ref_scales_output(const moe_layer_config *o) {
   return o->affinity_mode == MOE_AFFINITY_POST_SCALE || o->affinity_mode == MOE_AFFINITY_ON_I;

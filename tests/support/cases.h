@@ -26,10 +26,9 @@ typedef struct test_case {
   int dropping, not_accumulating, accumulate_output, keep_down_checkpoint, recompute;
   uint32_t omit; /* bits: gradients that are not asked for */
   moe_cte_spec spec;
-  int64_t block_tile_size;
+  moe_nkilib_hints hints;
   uint32_t accumulate;
   moe_affinity_option affinity_option;
-  moe_shard_option shard_option;
   moe_schedule schedule;
   moe_dtype weight_grad_dtype;
   int32_t *chosen, *ids, *experts, *conditions; /* chosen: [T,K], -1 = an empty slot */
@@ -178,13 +177,14 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   l->E = test_random_range(rng, 1, most->E), l->B = test_random_range(rng, 1, most->B);
   c->K = test_random_range(rng, 1, most->K < l->E ? most->K : l->E);
   c->dropping = test_with(rng, 0.12);
-  c->block_tile_size = test_with(rng, 0.3) ? l->B : 0;
+  c->hints.block_tile_size = test_with(rng, 0.3) ? l->B : 0;
   c->omit = test_with(rng, 0.25) ? (uint32_t)test_random_range(rng, 0, 63) : 0;
-  l->skip_token = test_with(rng, 0.5), l->skip_weight = test_with(rng, 0.2);
+  l->skip_token = test_with(rng, 0.5), c->hints.skip_weight = test_with(rng, 0.2);
   l->affinity_dtype = test_any_dtype(rng, dtype);
   l->checkpoint_dtype = test_any_dtype(rng, dtype);
   c->weight_grad_dtype = test_any_dtype(rng, dtype);
-  l->config.affinity_mode = (moe_affinity_mode)test_random_range(rng, 0, 4);
+  l->config.affinity_mode = (moe_affinity_mode)test_random_range(rng, 0, MOE_AFFINITY_ON_I);
+  c->hints.pre_scale_delayed = test_with(rng, 0.2);
   l->config.skip_gate = test_with(rng, 0.15);
   l->config.clamp = test_with(rng, 0.5) ? (uint32_t)test_random_range(rng, 0, 15) : 0;
   c->not_accumulating = test_with(rng, 0.15);
@@ -192,7 +192,7 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   c->accumulate = test_with(rng, 0.3) ? (uint32_t)test_random_range(rng, 0, 63) : 0;
   c->keep_down_checkpoint = l->config.affinity_mode != MOE_AFFINITY_ON_I && test_with(rng, 0.6);
   c->affinity_option = (moe_affinity_option)test_random_range(rng, 0, 1);
-  c->shard_option = (moe_shard_option)test_random_range(rng, 0, 2);
+  c->hints.shard_option = (moe_shard_option)test_random_range(rng, 0, 2);
   c->schedule = (moe_schedule)test_random_range(rng, 0, 2);
 }
 
@@ -260,9 +260,10 @@ static inline void test_release(void *user, void *memory, size_t bytes) { (void)
 /* Outputs start from y_start and grad_start. */
 static inline moe_status test_case_forward(test_case *c, moe_context *ctx) {
   moe_blockwise_mm_fwd_args args = {.layer = c->layer,
-                                    .spec = c->spec,
+                                    .device = {.spec = c->spec},
+                                    .hints = c->hints,
                                     .not_accumulating = c->not_accumulating,
-                                    .accumulate_output = c->accumulate_output,
+                                    .accumulate = c->accumulate_output ? MOE_ACCUMULATE_OUTPUT : 0,
                                     .gate_up_activations_T = c->gate_up.data,
                                     .down_activations = c->keep_down_checkpoint ? c->down.data : NULL,
                                     .output = c->y.data};
@@ -281,12 +282,11 @@ static inline void *test_case_wanted(const test_case *c, int i) { return c->omit
 
 static inline moe_status test_case_backward(test_case *c, moe_context *ctx) {
   moe_blockwise_mm_bwd_args args = {.layer = c->layer,
-                                    .gate_up_proj_act_checkpoint_T = c->recompute ? NULL : c->gate_up.data,
-                                    .down_proj_act_checkpoint = c->keep_down_checkpoint ? c->down.data : NULL,
+                                    .gate_up_activations_T = c->recompute ? NULL : c->gate_up.data,
+                                    .down_activations = c->keep_down_checkpoint ? c->down.data : NULL,
                                     .output_hidden_states_grad = c->dy.data, .not_accumulating = c->not_accumulating,
-                                    .shard_option = c->shard_option, .affinity_option = c->affinity_option,
+                                    .hints = c->hints, .affinity_option = c->affinity_option,
                                     .kernel_type = c->dropping ? MOE_KERNEL_DROPPING : MOE_KERNEL_DROPLESS,
-                                    .block_tile_size = c->block_tile_size,
                                     .hidden_states_grad = test_case_wanted(c, TEST_DX),
                                     .expert_affinities_masked_grad = test_case_wanted(c, TEST_DA),
                                     .gate_up_proj_weight_grad = test_case_wanted(c, TEST_DWGU),

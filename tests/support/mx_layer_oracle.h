@@ -153,7 +153,7 @@ static inline struct oracle_layer oracle_layer_of(const struct problem *p) {
   l.first = (int64_t *)oracle_take(l.E + 1, 8), l.token = (int64_t *)oracle_take(l.slots, 8);
   l.slot = (int64_t *)oracle_take(l.slots, 8), l.row = (int64_t *)oracle_take(l.slots, 8);
   l.affinity = oracle_floats(l.slots);
-  l.pre = mode == MOE_AFFINITY_PRE_SCALE || mode == MOE_AFFINITY_PRE_SCALE_DELAYED;
+  l.pre = mode == MOE_AFFINITY_PRE_SCALE;
   l.on_i = mode == MOE_AFFINITY_ON_I, l.post = l.on_i || mode == MOE_AFFINITY_POST_SCALE;
   l.gate = !p->o.layer.skip_gate;
   if (l.mx->activation_layout != MOE_MX_LAYOUT_PLAIN) {

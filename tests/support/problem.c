@@ -25,10 +25,19 @@ static moe_router_config random_router(uint64_t *s) {
   return c;
 }
 
-static moe_layer_config random_layer(uint64_t *s) {
+void problem_affinity_mode(struct problem_options *o, int64_t number) {
+  static const moe_affinity_mode mode[PROBLEM_AFFINITY_MODES] = {MOE_AFFINITY_POST_SCALE, MOE_AFFINITY_NO_SCALE,
+                                                                 MOE_AFFINITY_PRE_SCALE, MOE_AFFINITY_PRE_SCALE,
+                                                                 MOE_AFFINITY_ON_I};
+  o->layer.affinity_mode = mode[number];
+  o->hints.pre_scale_delayed = number == 3;
+}
+
+static moe_layer_config random_layer(uint64_t *s, struct problem_options *o) {
   moe_layer_config c = {0};
   c.activation = (moe_activation)test_random_range(s, 0, MOE_ACT_COUNT_ - 1);
-  c.affinity_mode = (moe_affinity_mode)test_random_range(s, 0, MOE_AFFINITY_ON_I);
+  problem_affinity_mode(o, test_random_range(s, 0, PROBLEM_AFFINITY_MODES - 1));
+  c.affinity_mode = o->layer.affinity_mode;
   c.up_offset = test_random_chance(s, 4) ? 1.0f : 0.0f;
   c.skip_gate = test_random_chance(s, 6);
   c.clamp = test_random_chance(s, 3) ? (uint32_t)test_random_range(s, 1, 15) : 0;
@@ -71,7 +80,7 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   o.K = test_random_range(&s, 1, 3);
   o.B = test_random_range(&s, 1, 19);
   o.router = random_router(&s);
-  o.layer = random_layer(&s);
+  o.layer = random_layer(&s, &o);
   o.token_mask = test_random_chance(&s, 3);
   o.router_bias = test_random_chance(&s, 2);
   o.selection_bias = test_random_chance(&s, 3);
@@ -89,7 +98,7 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   o.save_gate_up = test_random_chance(&s, 2);
   o.save_down = test_random_chance(&s, 2);
   o.affinity_option = (moe_affinity_option)test_random_range(&s, 0, 1);
-  o.shard_option = (moe_shard_option)test_random_range(&s, 0, 2);
+  o.hints.shard_option = (moe_shard_option)test_random_range(&s, 0, 2);
   o.direct_weights_grad = test_random_chance(&s, 3);
   o.accumulate = test_random_chance(&s, 2) ? (uint32_t)test_random(&s) & 511u : 0;
   o.empty_expert = test_random_chance(&s, 4) ? (int)test_random_range(&s, 1, o.E) : 0;

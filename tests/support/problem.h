@@ -48,7 +48,7 @@ enum problem_type {
   X(EXPERT_WEIGHTS, expert_weights, F32, o->T *o->K, BY(ROUTER), -1)                                                  \
   X(LOAD_BALANCE_LOSS, loss, F32, 1, BY(LOAD_BALANCE), 0)                                                             \
   X(Z_LOSS, loss, F32, 1, BY(Z_LOSS), 0)                                                                              \
-  X(LOGITS_GRAD, logits_grad, F32, o->T *o->E, BY(LOAD_BALANCE) | BY(Z_LOSS) | BY(ROUTER_BACKWARD), -4)               \
+  X(LOGITS_GRAD, router_logits_grad, F32, o->T *o->E, BY(LOAD_BALANCE) | BY(Z_LOSS) | BY(ROUTER_BACKWARD), -4)        \
   X(AFFINITIES, expert_affinities_masked, AFFINITY, (o->T + !o->skip_token) * o->E, BY(ROUTE_BLOCKS), -1)             \
   X(TOKEN_IDS, token_position_to_id, I32, N *o->B, BY(ROUTE_BLOCKS), 0)                                               \
   X(BLOCK_EXPERT, block_to_expert, I32, N, BY(ROUTE_BLOCKS), 0)                                                       \
@@ -68,7 +68,7 @@ enum problem_type {
   X(DOWN_WEIGHT_GRAD, down_proj_weight_grad, WEIGHT_GRAD, o->E *o->I *o->H, BY(BACKWARD), -3)                         \
   X(GATE_UP_BIAS_GRAD, gate_and_up_proj_bias_grad, WEIGHT_GRAD, o->E * 2 * o->I, BY(BACKWARD), -3)                    \
   X(DOWN_BIAS_GRAD, down_proj_bias_grad, WEIGHT_GRAD, o->E *o->H, BY(BACKWARD), -3)                                   \
-  X(WEIGHTS_GRAD, weights_grad, F32, o->T *o->K, 0, -2)                                                               \
+  X(WEIGHTS_GRAD, expert_weights_grad, F32, o->T *o->K, 0, -2)                                                        \
   X(ROUTER_WEIGHT_GRAD, router_weight_grad, WEIGHT_GRAD, o->H *o->E, BY(ROUTER_BACKWARD), -3)                         \
   X(ROUTER_BIAS_GRAD, router_bias_grad, WEIGHT_GRAD, o->E, BY(ROUTER_BACKWARD), -3)                                   \
   X(ROUTER_HIDDEN_GRAD, hidden_states_grad, DATA, o->T *o->H, BY(ROUTER_BACKWARD), -2)
@@ -97,8 +97,8 @@ struct problem_options {
   int not_accumulating, accumulate_output, device_output_shape;
   int save_gate_up, save_down; /* activation checkpoints */
   moe_affinity_option affinity_option;
-  moe_shard_option shard_option;
-  int direct_weights_grad; /* router backward from weights_grad instead of the affinities' gradient */
+  moe_nkilib_hints hints;
+  int direct_weights_grad; /* router backward from expert_weights_grad instead of the affinities' gradient */
   uint32_t accumulate;
   int64_t extra_blocks; /* beyond what the routing needs at most: all padding */
   int empty_expert; /* 1 + an expert that gets no token; 0 = none */
@@ -144,6 +144,9 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype);
    from 0 to PROBLEM_LONG_SHAPES - 1. */
 enum { PROBLEM_LONG_SHAPES = 15 };
 struct problem_options problem_options_long(uint64_t seed, moe_dtype dtype, int kind);
+/* One of nkilib's five by number; the fourth, PRE_SCALE_DELAYED, is PRE_SCALE and a hint. */
+enum { PROBLEM_AFFINITY_MODES = 5 };
+void problem_affinity_mode(struct problem_options *o, int64_t number);
 /* After fields were changed by hand: makes dependent fields agree again. */
 void problem_options_settle(struct problem_options *o);
 

@@ -92,19 +92,19 @@ static void make_router_args(const struct problem *p, struct problem_args *a) {
   a->load_balance = (moe_router_loss_args){.T = o->T, .E = o->E, .K = o->K, .coefficient = 0.01f,
       .score_function = o->router.score_function, .router_logits = tensor(p, PT_LOGITS),
       .expert_index = tensor(p, PT_EXPERT_INDEX), .token_mask = tensor_if(p, o->token_mask, PT_TOKEN_MASK),
-      .loss = tensor(p, PT_LOAD_BALANCE_LOSS), .logits_grad = tensor(p, PT_LOGITS_GRAD)};
+      .loss = tensor(p, PT_LOAD_BALANCE_LOSS), .router_logits_grad = tensor(p, PT_LOGITS_GRAD)};
   a->z_loss = a->load_balance;
   a->z_loss.expert_index = NULL;
   a->z_loss.loss = tensor(p, PT_Z_LOSS);
   a->router_backward = (moe_router_topk_bwd_args){.T = o->T, .H = o->H, .E = o->E, .K = o->K,
       .hidden_states = tensor(p, PT_HIDDEN_STATES), .router_weight = tensor(p, PT_ROUTER_WEIGHT),
       .router_logits = tensor(p, PT_LOGITS), .expert_index = tensor(p, PT_EXPERT_INDEX), .config = o->router,
-      .weights_grad = tensor_if(p, o->direct_weights_grad, PT_WEIGHTS_GRAD),
+      .expert_weights_grad = tensor_if(p, o->direct_weights_grad, PT_WEIGHTS_GRAD),
       .expert_affinities_masked_grad = tensor_if(p, !o->direct_weights_grad, PT_AFFINITIES_GRAD),
-      .affinity_dtype = o->affinity_dtype ? o->affinity_dtype : MOE_DTYPE_F32, .logits_grad = tensor(p, PT_LOGITS_GRAD),
+      .affinity_dtype = o->affinity_dtype, .router_logits_grad = tensor(p, PT_LOGITS_GRAD),
       .router_weight_grad = tensor(p, PT_ROUTER_WEIGHT_GRAD), .router_bias_grad = tensor(p, PT_ROUTER_BIAS_GRAD),
       .hidden_states_grad = tensor(p, PT_ROUTER_HIDDEN_GRAD), .weight_grad_dtype = o->weight_grad_dtype,
-      .accumulate = o->accumulate & (MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_LOGITS_GRAD |
+      .accumulate = o->accumulate & (MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_ROUTER_LOGITS_GRAD |
                                      MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD)};
 }
 
@@ -113,7 +113,7 @@ static moe_blockwise_layer make_layer(const struct problem *p) {
   return (moe_blockwise_layer){.T = o->T, .H = o->H, .I = o->I, .E = o->E, .N = p->N, .B = o->B,
       .max_rows = o->tight ? o->T * o->K : 0,
       .hidden_states = tensor(p, PT_HIDDEN_STATES), .expert_affinities_masked = tensor(p, PT_AFFINITIES),
-      .affinity_dtype = o->affinity_dtype ? o->affinity_dtype : MOE_DTYPE_F32,
+      .affinity_dtype = o->affinity_dtype,
       .gate_up_proj_weight = tensor(p, PT_GATE_UP_WEIGHT), .down_proj_weight = tensor(p, PT_DOWN_WEIGHT),
       .gate_and_up_proj_bias = tensor_if(p, o->expert_bias, PT_GATE_UP_BIAS),
       .down_proj_bias = tensor_if(p, o->expert_bias, PT_DOWN_BIAS), .token_position_to_id = tensor(p, PT_TOKEN_IDS),
@@ -132,16 +132,16 @@ static void make_layer_args(const struct problem *p, struct problem_args *a) {
       .expert_affinities_masked = tensor(p, PT_AFFINITIES), .token_position_to_id = tensor(p, PT_TOKEN_IDS),
       .block_to_expert = tensor(p, PT_BLOCK_EXPERT), .conditions = tensor(p, PT_CONDITIONS),
       .tokens_per_expert = tensor(p, PT_TOKENS_PER_EXPERT)};
-  a->forward = (moe_blockwise_mm_fwd_args){.layer = make_layer(p), .spec = o->spec,
-      .device_output_shape = o->device_output_shape, .not_accumulating = o->not_accumulating,
-      .accumulate_output = o->accumulate_output,
+  a->forward = (moe_blockwise_mm_fwd_args){.layer = make_layer(p),
+      .device = {.spec = o->spec, .output_shape = o->device_output_shape}, .hints = o->hints,
+      .not_accumulating = o->not_accumulating, .accumulate = o->accumulate_output ? MOE_ACCUMULATE_OUTPUT : 0,
       .gate_up_activations_T = tensor_if(p, o->save_gate_up, PT_GATE_UP_CHECKPOINT),
       .down_activations = tensor_if(p, o->save_down, PT_DOWN_CHECKPOINT), .output = tensor(p, PT_OUTPUT)};
   a->backward = (moe_blockwise_mm_bwd_args){.layer = make_layer(p),
-      .gate_up_proj_act_checkpoint_T = tensor_if(p, o->save_gate_up, PT_GATE_UP_CHECKPOINT),
-      .down_proj_act_checkpoint = tensor_if(p, o->save_down, PT_DOWN_CHECKPOINT),
+      .gate_up_activations_T = tensor_if(p, o->save_gate_up, PT_GATE_UP_CHECKPOINT),
+      .down_activations = tensor_if(p, o->save_down, PT_DOWN_CHECKPOINT),
       .output_hidden_states_grad = tensor(p, PT_OUTPUT_GRAD), .not_accumulating = o->not_accumulating,
-      .shard_option = o->shard_option, .affinity_option = o->affinity_option,
+      .hints = o->hints, .affinity_option = o->affinity_option,
       .kernel_type = o->dropping ? MOE_KERNEL_DROPPING : MOE_KERNEL_DROPLESS,
       .hidden_states_grad = tensor(p, PT_HIDDEN_GRAD),
       .expert_affinities_masked_grad = tensor(p, PT_AFFINITIES_GRAD),

@@ -73,8 +73,8 @@ static void layer_close(struct layer *l) {
 
 static void give_quantized(struct layer *l, moe_blockwise_layer *layer) {
   layer->gate_up_proj_weight = layer->down_proj_weight = NULL;
-  layer->quantized_gate_up_weight = &l->gate_up.weight;
-  layer->quantized_down_weight = &l->down.weight;
+  layer->quantized_gate_up_proj_weight = &l->gate_up.weight;
+  layer->quantized_down_proj_weight = &l->down.weight;
 }
 
 static inline void *pack_one(moe_context *ctx, struct layer *l, const struct quantized *q, size_t *bytes) {
@@ -84,7 +84,7 @@ static inline void *pack_one(moe_context *ctx, struct layer *l, const struct qua
                                 .E = q->E,
                                 .rows = q->K,
                                 .columns = q->columns,
-                                .quantized = &q->weight};
+                                .quantized_weight = &q->weight};
   assert_int_equal(test_pack_new(ctx, l->p.o.dtype, &args), MOE_OK);
   *bytes = args.packed_bytes;
   return args.packed;
@@ -113,8 +113,9 @@ static inline void run(struct layer *l, moe_context *ctx, int quantized, int pac
     if (quantized) give_quantized(l, &args.forward.layer), give_quantized(l, &args.backward.layer);
     if (packed && op == PROBLEM_FORWARD) {
       moe_blockwise_layer *layer = &args.forward.layer;
-      layer->packed_gate_up_weight = gate_up = pack_one(ctx, l, &l->gate_up, &layer->packed_gate_up_bytes);
-      layer->packed_down_weight = down = pack_one(ctx, l, &l->down, &layer->packed_down_bytes);
+      gate_up = pack_one(ctx, l, &l->gate_up, &layer->packed_gate_up_proj_weight_bytes);
+      layer->packed_gate_up_proj_weight = gate_up;
+      layer->packed_down_proj_weight = down = pack_one(ctx, l, &l->down, &layer->packed_down_proj_weight_bytes);
     }
     call(l, ctx, (enum problem_op)op, &args);
     free(gate_up), free(down);
