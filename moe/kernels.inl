@@ -20,7 +20,7 @@
 #if MOE_PACKED_A
 #include "gemm/ukernel_packed_a.inl"
 #endif
-#include "quant/codes.inl"
+#include "quant/elements.inl"
 #include "quant/groups_u16.inl"
 
 #define MOE_FORMAT f32
@@ -58,7 +58,7 @@
 #include "gemm/ukernel_pack_b.inl"
 #endif
 
-#include "quant/words.inl"
+#include "quant/column_words.inl"
 
 #define MOE_CODES_BITS 4
 #define MOE_SCALED MOE_K(scaled_e2m1)

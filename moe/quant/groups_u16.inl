@@ -177,9 +177,10 @@ MOE_INLINE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const ui
     uint16_t scaled[32];
     __builtin_prefetch(codes + 16 * (g + q->prefetch));
     __builtin_prefetch(to + 64 * (g + q->prefetch_to), 1);
-    for (int i = 0; i < 16; i += 2 * MOE_W)
-      MOE_V(store2x16)
-      (scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i), MOE_V(andi)(MOE_V(load2x16)(normal + i), down)));
+    for (int i = 0; i < 16; i += 2 * MOE_W) {
+      const MOE_V(i) less = MOE_V(andi)(MOE_V(load2x16)(normal + i), down);
+      MOE_V(store2x16)(scaled + i, MOE_V(sub2x16)(MOE_V(load2x16)(elements + i), less));
+    }
     MOE_V(lookup32x4)(to + 64 * g, codes + 16 * g, scaled);
   }
   return g;

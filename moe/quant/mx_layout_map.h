@@ -1,4 +1,4 @@
-/* Where things lie in each layout of moe_mx_layout: the 32 codes of a group, its scale, and which element of the
+/* Where data is in each layout of moe_mx_layout: the 32 codes of a group, its scale, and which element of the
    contraction axis a position is. Codes travel between layouts as 32 bytes, one code each. */
 #ifndef MOE_QUANT_MX_LAYOUT_MAP_H
 #define MOE_QUANT_MX_LAYOUT_MAP_H
@@ -6,15 +6,15 @@
 enum { MOE_MX_GROUP_ = 32, MOE_MX_TILE_ = 512, MOE_MX_WORD_ = 4, MOE_GGML_BLOCK_ = 17 };
 
 /* One tensor in one layout. */
-typedef struct moe_mx_side_ {
+typedef struct moe_mx_tensor_ {
   moe_mx_layout layout;
   moe_mx_scales scales;
   int bits;
   int64_t E, K, parts, columns;
   int64_t groups, tiles, partitions; /* per row: groups of 32, tiles of 512; p_I of the x4 layouts */
-  int logical;                       /* rows in logical order: position n lies at moe_mx_at_.element[n % 32] */
+  int logical;                       /* rows in logical order: position n is at moe_mx_at_.element[n % 32] */
   uint8_t *codes, *scale;
-} moe_mx_side_;
+} moe_mx_tensor_;
 
 /* One group of one column. */
 typedef struct moe_mx_at_ {
@@ -39,25 +39,37 @@ MOE_FN int moe_mx_is_nki_(moe_mx_layout layout) { return moe_mx_is_x4_(layout) |
 
 MOE_FN int64_t moe_nki_partitions_(int64_t length) { return moe_min_(length, MOE_MX_TILE_) / MOE_MX_WORD_; }
 
-/* The element at position n of an axis in tiles, in each of which words take an element from every quarter. */
-MOE_FN int64_t moe_nki_tile_element_(int64_t length, int64_t n) {
+/* The element at position n of an axis in tiles, in which each word has an element of every quarter of the tile; or,
+   with `inverse`, the position of element n. */
+MOE_FN int64_t moe_nki_tile_at_(int64_t length, int64_t n, int inverse) {
   const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start;
-  return start + m % MOE_MX_WORD_ * (moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_) + m / MOE_MX_WORD_;
+  const int64_t quarter = moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_;
+  return inverse ? start + m % quarter * MOE_MX_WORD_ + m / quarter
+                 : start + m % MOE_MX_WORD_ * quarter + m / MOE_MX_WORD_;
 }
 
-/* The element at position n of the contraction axis. */
-MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n) {
-  const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start;
+/* The element at position n of the contraction axis; or the inverse. */
+MOE_FN int64_t moe_mx_axis_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n, int inverse) {
+  const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start, quarter = K / MOE_MX_WORD_;
   switch (layout) {
     case MOE_MX_LAYOUT_NKI_STRIDED_X4:
-      if (parts == 2) return n % MOE_MX_WORD_ * (K / MOE_MX_WORD_) + start / MOE_MX_WORD_ + m / MOE_MX_WORD_;
-      return moe_nki_tile_element_(K, n);
+      if (parts == 1) return moe_nki_tile_at_(K, n, inverse);
+      return inverse ? n % quarter * MOE_MX_WORD_ + n / quarter : n % MOE_MX_WORD_ * quarter + n / MOE_MX_WORD_;
     case MOE_MX_LAYOUT_NKI_WRAPX: /* a remainder of 384 is a tile of 256 and one of 128; all others are one tile */
-      if (K - start != 384) return moe_nki_tile_element_(K, n);
-      return m < 256 ? start + moe_nki_tile_element_(256, m) : start + 256 + moe_nki_tile_element_(128, m - 256);
-    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_element_(K, n);
+      if (K - start != 384) return moe_nki_tile_at_(K, n, inverse);
+      return m < 256 ? start + moe_nki_tile_at_(256, m, inverse)
+                     : start + 256 + moe_nki_tile_at_(128, m - 256, inverse);
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_at_(K, n, inverse);
     default: return n;
   }
+}
+
+MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t position) {
+  return moe_mx_axis_(layout, parts, K, position, 0);
+}
+
+MOE_FN int64_t moe_mx_position_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t element) {
+  return moe_mx_axis_(layout, parts, K, element, 1);
 }
 
 /* Layouts of the same order agree on which element a position is. */
@@ -71,31 +83,11 @@ MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
   }
 }
 
-/* The inverse: the position of an element. */
-MOE_FN int64_t moe_nki_tile_position_(int64_t length, int64_t element) {
-  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start;
-  const int64_t quarter = moe_min_(MOE_MX_TILE_, length - start) / MOE_MX_WORD_;
-  return start + m % quarter * MOE_MX_WORD_ + m / quarter;
-}
-
-MOE_FN int64_t moe_mx_position_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t element) {
-  const int64_t start = element / MOE_MX_TILE_ * MOE_MX_TILE_, m = element - start, quarter = K / MOE_MX_WORD_;
-  switch (layout) {
-    case MOE_MX_LAYOUT_NKI_STRIDED_X4:
-      return parts == 2 ? element % quarter * MOE_MX_WORD_ + element / quarter : moe_nki_tile_position_(K, element);
-    case MOE_MX_LAYOUT_NKI_WRAPX:
-      if (K - start != 384) return moe_nki_tile_position_(K, element);
-      return m < 256 ? start + moe_nki_tile_position_(256, m) : start + 256 + moe_nki_tile_position_(128, m - 256);
-    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return moe_nki_tile_position_(K, element);
-    default: return element;
-  }
-}
-
 /* ----------------------------------------------------------------------------------------------------------- sizes */
 
-MOE_FN moe_mx_side_ moe_mx_side_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
-                                          int64_t columns) {
-  moe_mx_side_ s = {0};
+MOE_FN moe_mx_tensor_ moe_mx_tensor_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
+                                              int64_t columns) {
+  moe_mx_tensor_ s = {0};
   s.layout = layout, s.bits = bits;
   s.E = E, s.K = K, s.parts = parts, s.columns = columns;
   s.groups = moe_ceil_div_(K, MOE_MX_GROUP_);
@@ -104,17 +96,17 @@ MOE_FN moe_mx_side_ moe_mx_side_of_shape_(moe_mx_layout layout, int bits, int64_
   return s;
 }
 
-MOE_FN int64_t moe_mx_rows_(const moe_mx_side_ *s) { return moe_mul_(s->parts, s->columns); }
+MOE_FN int64_t moe_mx_rows_(const moe_mx_tensor_ *s) { return moe_mul_(s->parts, s->columns); }
 
 /* Rows of the scale tensor of one expert, where the row is a partition (NKI layouts). */
-MOE_FN int64_t moe_nki_scale_rows_(const moe_mx_side_ *s) {
+MOE_FN int64_t moe_nki_scale_rows_(const moe_mx_tensor_ *s) {
   const int64_t words = s->K / MOE_MX_WORD_;
   if (s->scales == MOE_MX_SCALES_NKI_OVERSIZED) return moe_mx_is_x4_(s->layout) ? s->partitions : words;
   if (s->scales == MOE_MX_SCALES_NKI_PACKED) return moe_mul_(moe_ceil_div_(s->K, 4 * MOE_MX_TILE_), 128);
   return moe_mx_is_x4_(s->layout) ? moe_ceil_div_(s->partitions, 8) : s->groups;
 }
 
-MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_side_ *s) {
+MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_tensor_ *s) {
   moe_mx_bytes_ bytes;
   const int64_t rows = moe_mul_(s->E, moe_mx_rows_(s));
   if (moe_mx_is_nki_(s->layout)) {
@@ -126,7 +118,7 @@ MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_side_ *s) {
     bytes.codes = moe_mul3_(rows, s->groups, MOE_GGML_BLOCK_);
     bytes.scales = 0;
   } else {
-    bytes.codes = moe_mul_(rows, s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+    bytes.codes = moe_mul_(rows, moe_element_bytes_(s->K, s->bits));
     bytes.scales = moe_mul_(rows, s->groups);
   }
   if (s->scales == MOE_MX_SCALES_TILED_128X4)
@@ -135,23 +127,23 @@ MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_side_ *s) {
 }
 
 /* Whether the layout has bytes, or nibbles, that belong to no element. */
-MOE_FN int moe_mx_codes_padded_(const moe_mx_side_ *s) {
+MOE_FN int moe_mx_codes_padded_(const moe_mx_tensor_ *s) {
   return (moe_mx_is_x4_(s->layout) && s->K > MOE_MX_TILE_ && s->K % MOE_MX_TILE_ != 0) || (s->logical && s->bits == 4);
 }
 
-MOE_FN int moe_mx_scales_padded_(const moe_mx_side_ *s) {
+MOE_FN int moe_mx_scales_padded_(const moe_mx_tensor_ *s) {
   return s->scales != MOE_MX_SCALES_OWN || (moe_mx_is_x4_(s->layout) && moe_mx_codes_padded_(s));
 }
 
-/* ---------------------------------------------------------------------------------------------------------- places */
+/* ------------------------------------------------------------------------------------------------------- addresses */
 
-MOE_FN int64_t moe_mx_row_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+MOE_FN int64_t moe_mx_row_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   if (s->layout == MOE_MX_LAYOUT_GPT_OSS) return at->column * s->parts + at->part;
   return at->part * s->columns + at->column;
 }
 
 /* The index of a row among all experts' rows. */
-MOE_FN int64_t moe_mx_global_row_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+MOE_FN int64_t moe_mx_global_row_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   if (s->layout == MOE_MX_LAYOUT_GGML) return (at->part * s->E + at->expert) * s->columns + at->column;
   return at->expert * s->parts * s->columns + moe_mx_row_(s, at);
 }
@@ -160,17 +152,17 @@ MOE_FN int64_t moe_mx_global_row_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
 MOE_FN int64_t moe_nki_quadrant_(int64_t row) { return row / 4 * 32 + row % 4; }
 
 /* The element (word or scale) of partition p, tile t in [E,count,parts,tiles,columns]. */
-MOE_FN int64_t moe_nki_at_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t count, int64_t p, int64_t tiles,
+MOE_FN int64_t moe_nki_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t count, int64_t p, int64_t tiles,
                            int64_t t) {
   return (((at->expert * count + p) * s->parts + at->part) * tiles + t) * s->columns + at->column;
 }
 
-MOE_FN int64_t moe_nki_word_at_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t word) {
+MOE_FN int64_t moe_nki_word_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t word) {
   if (moe_mx_is_x4_(s->layout)) return moe_nki_at_(s, at, s->partitions, word % 128, s->tiles, word / 128);
   return moe_nki_at_(s, at, s->K / MOE_MX_WORD_, word, 1, 0);
 }
 
-MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   const int64_t g = at->group, t = g / 16, r = g % 16, count = moe_nki_scale_rows_(s);
   const int oversized = s->scales == MOE_MX_SCALES_NKI_OVERSIZED;
   if (s->layout == MOE_MX_LAYOUT_GGML) return s->codes + (moe_mx_global_row_(s, at) * s->groups + g) * MOE_GGML_BLOCK_;
@@ -191,7 +183,7 @@ MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
 /* -------------------------------------------------------------------------------------------------- groups of codes */
 
 /* Words are integers: code 0 is the least significant, whatever the byte order. */
-MOE_FN void moe_nki_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
+MOE_FN void moe_nki_load_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
   for (int64_t w = 0; w < n / MOE_MX_WORD_; w++) {
     const int64_t index = moe_nki_word_at_(s, at, at->group * 8 + w);
     uint32_t word;
@@ -206,7 +198,7 @@ MOE_FN void moe_nki_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n
   }
 }
 
-MOE_FN void moe_nki_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
+MOE_FN void moe_nki_store_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
   for (int64_t w = 0; w < n / MOE_MX_WORD_; w++) {
     const int64_t index = moe_nki_word_at_(s, at, at->group * 8 + w);
     uint32_t word = 0;
@@ -221,35 +213,37 @@ MOE_FN void moe_nki_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t 
 }
 
 /* The row of a PLAIN or GPT_OSS tensor. */
-MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
-  return s->codes + moe_mx_global_row_(s, at) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
+  return s->codes + moe_mx_global_row_(s, at) * moe_element_bytes_(s->K, s->bits);
 }
 
 /* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of
    the part's next column. */
-MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_side_ *s, const moe_mx_at_ *at) {
+MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   if (s->layout == MOE_MX_LAYOUT_GGML) return moe_mx_scale_at_(s, at) + 1;
   return moe_mx_row_codes_(s, at) + at->group * MOE_MX_GROUP_ * s->bits / 8;
 }
-MOE_FN int64_t moe_mx_group_bytes_(const moe_mx_side_ *s) {
+MOE_FN int64_t moe_mx_group_bytes_(const moe_mx_tensor_ *s) {
   return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : MOE_MX_GROUP_ * s->bits / 8;
 }
-MOE_FN int64_t moe_mx_column_rows_(const moe_mx_side_ *s) { return s->layout == MOE_MX_LAYOUT_GPT_OSS ? s->parts : 1; }
-MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_side_ *s) {
+MOE_FN int64_t moe_mx_column_rows_(const moe_mx_tensor_ *s) {
+  return s->layout == MOE_MX_LAYOUT_GPT_OSS ? s->parts : 1;
+}
+MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_tensor_ *s) {
   if (s->layout == MOE_MX_LAYOUT_GGML) return s->groups * MOE_GGML_BLOCK_;
-  return moe_mx_column_rows_(s) * (s->bits == 4 ? moe_ceil_div_(s->K, 2) : s->K);
+  return moe_mx_column_rows_(s) * moe_element_bytes_(s->K, s->bits);
 }
 
 /* The same for scales, where they are placed as OWN says. */
-MOE_FN int64_t moe_mx_group_scales_(const moe_mx_side_ *s) {
+MOE_FN int64_t moe_mx_group_scales_(const moe_mx_tensor_ *s) {
   return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1;
 }
-MOE_FN int64_t moe_mx_column_scales_(const moe_mx_side_ *s) {
+MOE_FN int64_t moe_mx_column_scales_(const moe_mx_tensor_ *s) {
   return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
 }
 
 /* The n codes of a group; code[n..31] are not written. */
-MOE_FN void moe_mx_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
+MOE_FN void moe_mx_load_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
   const int64_t first = at->group * MOE_MX_GROUP_;
   if (moe_mx_is_nki_(s->layout)) {
     moe_nki_load_(s, at, n, code);
@@ -265,7 +259,7 @@ MOE_FN void moe_mx_load_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n,
   }
 }
 
-MOE_FN void moe_mx_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
+MOE_FN void moe_mx_store_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
   const int64_t first = at->group * MOE_MX_GROUP_;
   if (moe_mx_is_nki_(s->layout)) {
     moe_nki_store_(s, at, n, code);
@@ -276,7 +270,7 @@ MOE_FN void moe_mx_store_(const moe_mx_side_ *s, const moe_mx_at_ *at, int64_t n
     uint8_t *row = moe_mx_row_codes_(s, at);
     if (s->bits == 8) {
       for (int64_t j = 0; j < n; j++) row[s->logical ? at->element[j] : first + j] = code[j];
-    } else if (s->logical) { /* onto zeroes */
+    } else if (s->logical) { /* bytes are 0 before */
       for (int64_t j = 0; j < n; j++) row[at->element[j] / 2] |= (uint8_t)(code[j] << (at->element[j] % 2 * 4));
     } else {
       for (int64_t j = 0; j < n; j += 2) row[(first + j) / 2] = (uint8_t)(code[j] | (j + 1 < n ? code[j + 1] << 4 : 0));

@@ -1,4 +1,4 @@
-/* Operands of products rounded to MX: quantised in groups of 32 along the contraction axis and dequantised again. */
+/* Operands of products rounded to MX: encoded in groups of 32 along the contraction axis, and decoded again. */
 #ifndef MOE_QUANT_MX_ROUND_H
 #define MOE_QUANT_MX_ROUND_H
 
@@ -26,29 +26,22 @@ MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
   r.enabled = 1;
   r.format = moe_element_format_of_(rounding->element);
   r.rule = moe_mx_scale_rule_(rounding->scale_rule, &r.format);
-  r.cast = moe_cast_of_(rounding->element, rounding->cast);
-  r.cast.infinity = moe_cast_of_(rounding->element, 0).infinity; /* saturating is for numbers */
+  r.cast = moe_cast_scaled_(rounding->element, rounding->cast);
   return r;
 }
 
-/* One group, of at most 32. */
+/* One group of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
-  uint32_t amax = kernels->quant->magnitude[MOE_DTYPE_F32](x, n);
-  if (amax >= 0x7f800000u) amax = moe_mx_finite_magnitude_(x, n);
-  const int nan = r->format.nan == 0 && kernels->quant->magnitude[MOE_DTYPE_F32](x, n) >= 0x7f800000u;
-  const uint32_t byte = nan ? 255u : moe_mx_scale_byte_(&r->rule, amax);
-  kernels->vec->scale_row(x, moe_e8m0_(nan ? 127u : 254u - byte), n);
-  kernels->quant->store_codes[moe_wide_(&r->format)](code, x, n, &r->format, &r->cast);
-  kernels->quant->load_codes[moe_wide_(&r->format)](x, code, n, &r->format);
-  kernels->vec->scale_row(x, moe_e8m0_(byte), n);
+  const uint32_t byte = moe_mx_encode_(kernels, &r->format, &r->rule, &r->cast, x, n, code);
+  moe_mx_decode_(kernels, &r->format, code, byte, x, n);
 }
 
 MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
 }
 
-/* Of dtype again: at both ends of fp16's range a rounded number need not be one. Rounded f32 and bf16 are. */
+/* Rounds to dtype again: at both ends of fp16's range a number rounded to MX need not be an fp16. */
 MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
   moe_fp16 fitted[MOE_NR];
   for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_NR) {
@@ -57,7 +50,7 @@ MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, i
   }
 }
 
-/* A group down every column of a panel of k rows, with room for 32. */
+/* Rounds the columns of a panel of k <= 32 rows, a group each. The panel has room for an even k. */
 MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
                                 int64_t k) {
   float columns[MOE_NR * MOE_MX_GROUP_];
@@ -69,7 +62,7 @@ MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ 
   moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);
 }
 
-/* k rows of n <= 64 elements as a panel of either kind, rounded down its columns. */
+/* Packs k rows of n <= 64 elements into a panel of either kind, and rounds its columns. */
 MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *r, const moe_rows_ *rows,
                                moe_dtype dtype, int64_t k, int64_t n, moe_panel_kind_ kind, char *panel) {
   float group[MOE_MX_GROUP_ * MOE_NR];
@@ -86,27 +79,27 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
   }
 }
 
-/* ------------------------------------------------------------------------------------------------- right operands */
+/* ------------------------------------------------------------------------------------------------------- operand B */
 
-/* A B whose columns are rounded, from another. */
+/* Another B, whose columns are rounded. */
 typedef struct moe_rounded_ {
   const moe_mx_round_ *round;
   void (*b)(const void *arg, int64_t expert, moe_b_ *b);
   const void *arg;
-  int64_t segment; /* groups start anew every so many elements of the contraction */
+  int64_t segment; /* after so many elements of the contraction a new group begins */
   moe_dtype dtype; /* of the elements */
 } moe_rounded_;
 
-/* A panel of either kind on its way, and the group at hand. A pair may be of two groups: `open` 1 if it lacks its
-   second row, the first one is then before the group. */
+/* A panel of either kind that is being filled, and the current group. A pair may be of two groups: if `open` is 1, its
+   second row is missing, and its first row is rows[0]. */
 typedef struct moe_rounded_panel_ {
   moe_panel_kind_ kind;
   char *to; /* its next row, or pair */
   int open;
-  float rows[(1 + MOE_MX_GROUP_ + 1) * MOE_NR]; /* the group from the second on */
+  float rows[(1 + MOE_MX_GROUP_ + 1) * MOE_NR]; /* the group is from the second on */
 } moe_rounded_panel_;
 
-/* Rows [first, first+count) of the group; an odd end of the panel is rounded up. */
+/* Appends rows [first, first+count) of the group; if they are the last, an odd k is rounded up. */
 MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *panel, int64_t first, int64_t count,
                                 int last) {
   float *row = panel->rows + (1 + first - panel->open) * MOE_NR;
@@ -122,8 +115,8 @@ MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *
   if (panel->open) memcpy(panel->rows, row + now * MOE_NR, MOE_NR_BYTES_);
 }
 
-/* Whole groups, of which the panel may hold a part only. In the caller's mode of subnormals the result would depend on
-   it. */
+/* Groups are rounded whole, though the panel may have only a part of one. The caller may be in a mode that flushes
+   subnormals, which must not apply here. */
 MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p,
                                int64_t from, int64_t k, char *to) {
   const moe_rounded_ *rounded = (const moe_rounded_ *)b->source;
@@ -145,7 +138,7 @@ MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_
   return 1;
 }
 
-/* Rounds what rounded->b gave for the expert, if that is wanted. */
+/* Makes b, which rounded->b gave for the expert, a rounded one if rounding is enabled. */
 MOE_FN void moe_rounded_b_(const moe_rounded_ *rounded, int64_t expert, moe_b_ *b) {
   if (!rounded->round->enabled) return;
   b->decode = moe_rounded_decode_;
@@ -157,14 +150,14 @@ MOE_FN void moe_rounded_b_(const moe_rounded_ *rounded, int64_t expert, moe_b_ *
 
 /* -------------------------------------------------------------------------------------------------- rows of tensors */
 
-/* Rows of a tensor, rounded into another or in place. */
+/* Rounds the rows of a tensor, to another one or in place. */
 typedef struct moe_round_tensor_ {
   const moe_kernels *kernels;
   const moe_mx_round_ *round;
   const char *from;
   char *to;
   moe_dtype dtype;
-  int64_t rows, length, parts; /* groups follow `layout`, of a weight of so many parts */
+  int64_t rows, length, parts; /* groups are those of a weight of so many parts in `layout` */
   moe_mx_layout layout;
 } moe_round_tensor_;
 

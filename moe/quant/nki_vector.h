@@ -1,4 +1,4 @@
-/* moe_nki_vector_convert: the small tensors beside Trainium's expert weights, between logical and device order. */
+/* moe_nki_vector_convert: biases and scales of Trainium's expert weights, between logical and device order. */
 #ifndef MOE_QUANT_NKI_VECTOR_H
 #define MOE_QUANT_NKI_VECTOR_H
 
@@ -22,8 +22,8 @@ MOE_FN int64_t moe_nki_vector_at_(const moe_nki_vector_job_ *job, int64_t part, 
   const int64_t length = job->args->length;
   if (job->args->kind == MOE_NKI_DOWN_SCALE) return k % 128 * (length / 128) + k / 128;
   const int64_t t = k / MOE_MX_TILE_, m = k % MOE_MX_TILE_;
-  const int64_t scratch = moe_min_(MOE_MX_TILE_, length - t * MOE_MX_TILE_) / MOE_MX_WORD_;
-  return ((m % scratch * 2 + part) * job->tiles + t) * MOE_MX_WORD_ + m / scratch;
+  const int64_t quarter = moe_min_(MOE_MX_TILE_, length - t * MOE_MX_TILE_) / MOE_MX_WORD_;
+  return ((m % quarter * 2 + part) * job->tiles + t) * MOE_MX_WORD_ + m / quarter;
 }
 
 MOE_FN void moe_nki_vector_item_(void *arg, int64_t item, moe_worker_ *worker) {

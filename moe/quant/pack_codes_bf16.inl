@@ -1,9 +1,9 @@
-/* Codes as panels of bf16 pairs (see moe_codes_), which is what the f32 panel's upper halves would make. Included for
-   codes of 4 and of 8 bits, beside pairs.inl; what needs more than the plain way goes through the f32 panel. */
+/* Codes to panels of bf16 pairs (see moe_codes_): of the floats of an f32 panel the upper 16 bits. Included for codes
+   of 4 and of 8 bits; what the plain forms do not apply to goes through an f32 panel. */
 
 #define MOE_VC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_VOCABULARY))
 
-/* W columns from `col` on, of up to a block of codes from `at` on, all codes of all kinds. */
+/* W columns from `col` on, of up to a block of codes from `at` on, of any kind. */
 MOE_FN void MOE_KC(pack_pairs_any)(uint32_t *p, const moe_codes_ *c, int64_t col, int64_t at) {
   float panel[MOE_DECODE_PAIRS_K_ * MOE_NR];
   moe_codes_ block = *c;
@@ -27,7 +27,7 @@ MOE_FN void MOE_KC(pack_pairs_any)(uint32_t *p, const moe_codes_ *c, int64_t col
 
 MOE_FN void MOE_KC(pack_pairs_columns)(void *pairs, const moe_codes_ *c) {
   enum { per_word = 32 / MOE_CODES_BITS };
-  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  const moe_element_format_ format = *c->format; /* a copy, which no store can change */
   for (int64_t col = 0; col < c->width; col += MOE_W) {
     for (int64_t at = 0; at < c->k; at += MOE_VC(codes)) {
       uint32_t *p = (uint32_t *)pairs + at / 2 * MOE_NR + c->col + col;
@@ -47,7 +47,7 @@ MOE_FN void MOE_KC(pack_pairs_columns)(void *pairs, const moe_codes_ *c) {
   }
 }
 
-/* Two whole rows in the plain way; 0 where that does not do. */
+/* Two whole rows by the plain form. Returns 0 where that does not apply. */
 MOE_INLINE int MOE_KC(pack_plain_pair)(uint32_t *p, const moe_codes_ *c, const uint8_t *row, const uint8_t *scale,
                                        const moe_element_format_ *format) {
   const uint8_t *next = row + c->stride;
@@ -68,7 +68,7 @@ MOE_INLINE int MOE_KC(pack_plain_pair)(uint32_t *p, const moe_codes_ *c, const u
   return MOE_CODES_BITS == 4 || !MOE_V(special_fp8)(outside);
 }
 
-/* One or two rows of all codes of all kinds. Not inlined: the loop is not to clear `rows`. */
+/* One or two rows of codes of any kind. Not inlined, so that the fast path does not clear `rows`. */
 MOE_FN __attribute__((noinline)) void MOE_KC(pack_pair_any)(uint32_t *p, const moe_codes_ *pair) {
   float rows[2 * MOE_NR] = {0};
   MOE_VC(pack_codes_rows)(rows, pair);
@@ -77,7 +77,7 @@ MOE_FN __attribute__((noinline)) void MOE_KC(pack_pair_any)(uint32_t *p, const m
 }
 
 MOE_FN void MOE_KC(pack_pairs_rows)(void *pairs, const moe_codes_ *c) {
-  const moe_element_format_ format = *c->format; /* nothing that is stored can change it */
+  const moe_element_format_ format = *c->format; /* a copy, which no store can change */
   uint32_t *p = (uint32_t *)pairs + c->col;
   moe_codes_ pair = *c;
   pair.col = 0;

@@ -8,15 +8,15 @@ typedef struct moe_scaled_job_ {
   moe_cast_ cast;
   moe_numbers_ numbers;
   moe_dtype dtype;
-  int decode, given, nt; /* past: see MOE_NT_MIN_BYTES */
+  int decode, given, nt; /* given: scales are; nt: see MOE_NT_MIN_BYTES */
   int64_t rows, columns, size;
-  int64_t block_rows, block_columns, across; /* across: blocks side by side */
-  /* An item's rows and columns, the latter of whole blocks, as the former are if scales are to be found; items side by
-     side. */
+  int64_t block_rows, block_columns, across; /* across: blocks in a row */
+  /* Rows and columns of an item, and items in a row. Columns are of whole blocks; so are rows if scales are
+     computed. */
   int64_t height, span, spans;
-  int64_t unit;     /* rows that are looked at and converted together */
-  int64_t prefetch; /* bytes, about, from a plain element to one that is fetched beside it, or: */
-  int in_strands;   /* an item's rows are taken one at a time, in strands */
+  int64_t unit;     /* rows that are searched for their largest magnitudes and converted together */
+  int64_t prefetch; /* bytes, about, from a plain element to one that is prefetched with it, unless: */
+  int in_streams;   /* the rows of an item are converted one at a time, from several read streams */
   const char *from;
   char *to; /* plain, one of the two */
   const uint8_t *codes;
@@ -27,17 +27,17 @@ typedef struct moe_scaled_job_ {
 } moe_scaled_job_;
 
 enum {
-  MOE_SCALED_STRIP_ = 1024,       /* columns that are looked at together */
-  MOE_SCALED_ITEM_ = 1 << 15,     /* elements of an item, at least, if there are, */
-  MOE_SCALED_ITEM_MOST_ = 1 << 18 /* and at most, if one block is not more */
+  MOE_SCALED_STRIP_ = 1024,       /* columns that are searched for their largest magnitudes together */
+  MOE_SCALED_ITEM_ = 1 << 15,     /* elements of an item: at least, if there are so many, */
+  MOE_SCALED_ITEM_MOST_ = 1 << 18 /* and at most, unless a block has more */
 };
 
-/* The columns [first, first+n) of rows [row, end) of an item: a block's, if its scale is to be found. Beside the bytes
-   of its rows, those from `next` on are fetched: of one row, what strands `apart` bytes from each other read next, or,
-   apart = 0, as many further on. */
+/* Columns [first, first+n) of rows [row, end) of an item: whole blocks, if their scales are computed. With its bytes,
+   as many from `next` on are prefetched or, if apart is not 0, of what read streams `apart` bytes from each other read
+   next. */
 typedef struct moe_scaled_area_ {
   int64_t row, end, first, n;
-  int numbers; /* it was seen to hold nothing else */
+  int numbers; /* all are known to be finite */
   const char *next;
   int64_t apart;
 } moe_scaled_area_;
@@ -65,7 +65,7 @@ MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *
     job->kernels->quant->store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
 }
 
-/* The largest that is finite, of at most a strip. */
+/* The largest finite magnitude of at most a strip. */
 MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_area_ *a, int64_t row, int64_t column,
                                       int64_t n) {
   float x[MOE_SCALED_STRIP_];
@@ -78,13 +78,11 @@ MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_are
 }
 
 MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
-  float x;
-  memcpy(&x, &amax, 4);
-  x /= job->largest;
+  const float x = moe_castf_scalar(amax) / job->largest;
   return amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
 }
 
-/* The scales of an item's blocks: of many narrow ones, or of one that may be wider than a strip. */
+/* Computes the scales of an area: of many narrow blocks, or of one that may be wider than a strip. */
 MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
   uint32_t amax[MOE_SCALED_STRIP_];
   float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
@@ -104,13 +102,13 @@ MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
   for (int64_t b = 0; b < blocks; b++) scales[b] = moe_scaled_scale_of_(job, amax[b]);
 }
 
-/* What codes or, to codes, plain elements are multiplied by. */
+/* What codes or, to encode, plain elements are multiplied by. */
 MOE_FN float moe_scaled_factor_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
   const float scale = *moe_scaled_scale_(job, row, column);
   return job->decode ? scale : 1.0f / scale;
 }
 
-/* A row of narrow blocks. */
+/* A row of blocks narrower than a group of 32. */
 MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t column, int64_t n, char *to) {
   float x[MOE_SCALED_STRIP_], factor[MOE_SCALED_STRIP_];
   for (int64_t i = 0, end; i < n; i = end) {
@@ -123,7 +121,7 @@ MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t 
   moe_scaled_store_(job, x, to, n);
 }
 
-/* What is fetched beside a row's elements from `at` of the area on. */
+/* What is prefetched with a row's elements from `at` of the area on. */
 MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row,
                                                 int64_t at) {
   const moe_prefetch_block_ straight = {a->next + ((row - a->row) * job->columns + at) * job->size, 1, 0, 64};
@@ -175,25 +173,25 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
     }
 }
 
-/* Area i of `deep` that a strand has, of rows [first, end), a row each if there are several strands. */
-MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64_t end, int64_t strand, int64_t deep,
+/* Area i of the `deep` areas of a read stream, of rows [first, end). With several streams an area is a row. */
+MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64_t end, int64_t stream, int64_t deep,
                                 int64_t i, moe_scaled_area_ *a) {
   const int64_t pitch = job->columns * job->size;
-  a->row = first + (strand * deep + i) * job->unit;
+  a->row = first + (stream * deep + i) * job->unit;
   a->end = moe_min_(end, a->row + job->unit);
   if (job->decode) return;
   a->next = job->from + (a->row * job->columns + a->first) * job->size + job->prefetch;
-  if (!job->in_strands) return;
+  if (!job->in_streams) return;
   a->apart = deep * pitch;
   a->next = job->from + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
-            strand * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
+            stream * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
 }
 
 MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
   const int64_t first = item / job->spans * job->height, end = moe_min_(job->rows, first + job->height);
   const int64_t areas = moe_ceil_div_(end - first, job->unit);
-  const int64_t deep = moe_ceil_div_(areas, job->in_strands ? MOE_READ_STREAMS_ : 1);
+  const int64_t deep = moe_ceil_div_(areas, job->in_streams ? MOE_READ_STREAMS_ : 1);
   moe_scaled_area_ a = {0};
   a.first = item % job->spans * job->span;
   a.n = moe_min_(job->span, job->columns - a.first);
@@ -242,8 +240,7 @@ MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, cons
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_cast_(ctx, args->cast));
   MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
-  job->cast = moe_cast_of_(args->element, args->cast);
-  job->cast.infinity = moe_cast_of_(args->element, 0).infinity; /* saturating is for numbers */
+  job->cast = moe_cast_scaled_(args->element, args->cast);
   job->dtype = args->dtype, job->given = args->scales_given;
   job->rows = args->rows, job->columns = args->columns;
   job->block_rows = args->block_rows, job->block_columns = args->block_columns;
@@ -279,8 +276,8 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, void *state) {
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->unit = job->decode || job->given ? 1 : job->block_rows;
-  job->in_strands = !job->decode && job->unit == 1;
-  if (!job->decode && !job->given) /* a row has been read before it is encoded: the next one */
+  job->in_streams = !job->decode && job->unit == 1;
+  if (!job->decode && !job->given) /* a row is read twice, to find its scales and to encode it: the next row */
     job->numbers.prefetch_to += moe_min_(1024, job->columns / MOE_MX_GROUP_);
   job->prefetch = job->numbers.prefetch_to * MOE_MX_GROUP_ * job->size;
   job->nt = moe_scaled_bytes_(job, moe_mul_(job->rows, job->columns)) >= MOE_NT_MIN_BYTES;

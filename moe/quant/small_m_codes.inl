@@ -1,9 +1,8 @@
-/* A few rows times a panel's columns of codes (see pack_codes_columns) over all of k, without the panel: codes become
-   floats a few columns' vectors at a time and are multiplied where they are. Included for codes of 4 and of 8 bits. */
+/* A few rows of A times the columns that pack_codes_columns takes, over all of k, without a panel: codes of a few
+   vectors of columns at a time are decoded and multiplied in registers. Included for codes of 4 and of 8 bits. */
 
 enum {
-  MOE_KC(vectors) = 4, /* of columns: so many sums hide the latency of a product */
-  MOE_KC(wide) = MOE_KC(vectors) * MOE_W,
+  MOE_KC(vectors) = 4,                                 /* of columns: so many sums hide the latency of products */
   MOE_KC(deep) = MOE_SMALL_M_VECTORS / MOE_KC(vectors) /* codes of each column at a time */
 };
 
@@ -24,7 +23,7 @@ MOE_INLINE void MOE_KC(small_m_step)(const moe_small_m_ *s, const MOE_V(i) * wor
 MOE_INLINE void MOE_KC(small_m_words)(const moe_small_m_ *s, MOE_V(i) (*words)[MOE_W], const MOE_V(i) * scales,
                                       const moe_element_format_ *format, moe_codes_prefetch_ *walk, const float *x,
                                       float *c) {
-  const moe_element_format_ f = *format; /* nothing that is stored can change it */
+  const moe_element_format_ f = *format; /* a copy, which no store can change */
   for (int64_t w = 0; w < MOE_W; w++) {
     if (walk) moe_codes_prefetch_next_(walk);
     MOE_V(i) word[MOE_KC(vectors)], byte[MOE_KC(vectors)], outside = MOE_V(set1i)(0u);
@@ -45,7 +44,7 @@ MOE_INLINE void MOE_KC(small_m_words)(const moe_small_m_ *s, MOE_V(i) (*words)[M
   }
 }
 
-/* Codes [at, at+k) of all parts by way of a panel. */
+/* Codes [at, at+k) of all parts, decoded to a panel. */
 MOE_FN void MOE_KC(small_m_panel)(const moe_small_m_ *s, const moe_codes_ *codes, int64_t at, int64_t k) {
   float *panel = s->panel;
   moe_small_m_ small_m = *s;
@@ -70,7 +69,8 @@ MOE_FN void MOE_KC(small_m_panel)(const moe_small_m_ *s, const moe_codes_ *codes
   MOE_K(small_m)(&small_m);
 }
 
-/* Codes [at, at+MOE_KC(codes)) of all parts, if that many are there and their scales plain; if not, returns 0. */
+/* Codes [at, at+MOE_KC(codes)) of all parts. Returns 0, and does nothing, if some are missing or a scale is not
+   plain. */
 MOE_FN int MOE_KC(small_m_plain)(const moe_small_m_ *s, const moe_codes_ *codes, int64_t at,
                                  const moe_element_format_ *format, moe_codes_prefetch_ *walk) {
   MOE_V(i) words[MOE_NR / MOE_W][MOE_W], scales[MOE_NR / MOE_W];
@@ -81,14 +81,13 @@ MOE_FN int MOE_KC(small_m_plain)(const moe_small_m_ *s, const moe_codes_ *codes,
       if (MOE_K(load_words)(codes + p, col, at, words[v], scales + v)) return 0;
     }
   }
-  for (int64_t col = 0; col < MOE_NR; col += MOE_KC(wide))
-    MOE_KC(small_m_words)
-    (s, words + col / MOE_W, scales + col / MOE_W, format, col == 0 ? walk : NULL, s->x + at, s->c + col);
+  for (int64_t v = 0; v < MOE_NR / MOE_W; v += MOE_KC(vectors), walk = NULL)
+    MOE_KC(small_m_words)(s, words + v, scales + v, format, walk, s->x + at, s->c + v * MOE_W);
   return 1;
 }
 
 MOE_FN void MOE_KC(small_m_codes)(const moe_small_m_ *s, const moe_codes_ *codes) {
-  const moe_element_format_ format = *codes->format; /* nothing that is stored can change it */
+  const moe_element_format_ format = *codes->format; /* a copy, which no store can change */
   moe_codes_prefetch_ walk =
       moe_codes_prefetch_of_(s, codes, MOE_CODES_BITS, moe_ceil_div_(s->k, MOE_KC(codes)) * MOE_W);
   for (int64_t at = 0; at < s->k; at += MOE_KC(codes))

@@ -21,11 +21,11 @@ typedef struct moe_numbers_ {
   float factor;    /* without scale bytes: the scale or, to encode, its reciprocal */
   int known;       /* without scale bytes: all are known to be finite and not to overflow */
   moe_element_format_ format;
-  uint32_t away;       /* as in moe_cast_ */
-  uint32_t most;       /* the code of what is too large */
-  int drop;            /* that code is NaN, which has no sign */
-  uint32_t least, big; /* bits of floats: the least normal number; see number in codes.inl */
-  uint8_t below[16];   /* from an fp8 magnitude down to the normal number of the same value, in steps */
+  uint32_t away;                 /* as in moe_cast_ */
+  uint32_t most;                 /* the code of what is too large */
+  int drop;                      /* that code is NaN, which has no sign */
+  uint32_t least, big;           /* bits of floats: the least normal number; see number in elements.inl */
+  uint8_t below[16];             /* from an fp8 magnitude down to the normal number of the same value, in steps */
   int64_t prefetch, prefetch_to; /* distances, in groups, at which codes are prefetched and lines that are written */
 } moe_numbers_;
 

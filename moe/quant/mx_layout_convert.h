@@ -1,6 +1,6 @@
-/* moe_mx_layout_convert: every layout is read and written a group of 32 codes at a time. */
-#ifndef MOE_QUANT_MX_LAYOUT_H
-#define MOE_QUANT_MX_LAYOUT_H
+/* moe_mx_layout_convert: any layout to any other, a group of 32 codes at a time. */
+#ifndef MOE_QUANT_MX_LAYOUT_CONVERT_H
+#define MOE_QUANT_MX_LAYOUT_CONVERT_H
 
 enum { MOE_MX_BLOCK_COLUMNS_ = 64, MOE_MX_ZERO_CHUNK_ = 1 << 16 };
 
@@ -51,8 +51,9 @@ MOE_FN moe_status moe_mx_check_options_(moe_context *ctx, const moe_mx_layout_ar
   return MOE_OK;
 }
 
-MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
-  moe_mx_side_ s = moe_mx_side_of_shape_(output ? a->to : a->from, a->element_bits, a->E, a->K, a->parts, a->columns);
+MOE_FN moe_mx_tensor_ moe_mx_tensor_of_(const moe_mx_layout_args *a, int output) {
+  moe_mx_tensor_ s =
+      moe_mx_tensor_of_shape_(output ? a->to : a->from, a->element_bits, a->E, a->K, a->parts, a->columns);
   s.scales = output ? a->scales_to : a->scales_from;
   s.logical = a->logical_order && s.layout == MOE_MX_LAYOUT_PLAIN;
   s.codes = (uint8_t *)(output ? a->codes_out : (void *)(uintptr_t)a->codes_in);
@@ -64,14 +65,14 @@ MOE_FN moe_mx_side_ moe_mx_side_of_(const moe_mx_layout_args *a, int output) {
 
 typedef struct moe_mx_job_ {
   const moe_mx_layout_args *args;
-  moe_mx_side_ in, out;
+  moe_mx_tensor_ in, out;
   int64_t blocks; /* of columns, per part */
 } moe_mx_job_;
 
-/* All groups of a block of columns: what lies in one byte, word or row is written by one item. */
+/* All groups of a block of columns: no two items write to the same byte, word or row. */
 MOE_FN void moe_mx_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_mx_job_ *job = (const moe_mx_job_ *)arg;
-  const moe_mx_side_ *in = &job->in, *out = &job->out;
+  const moe_mx_tensor_ *in = &job->in, *out = &job->out;
   const moe_mx_layout order = in->logical ? out->layout : in->layout;
   int64_t element[MOE_MX_GROUP_];
   uint8_t code[MOE_MX_GROUP_];
@@ -103,8 +104,8 @@ MOE_FN void moe_zero_item_(void *arg, int64_t item, moe_worker_ *worker) {
   memset(job->memory + at, 0, (size_t)moe_min_(MOE_MX_ZERO_CHUNK_, job->bytes - at));
 }
 
-/* Padding becomes 0 before anything is written between it. */
-MOE_FN void moe_mx_zero_(const moe_context *ctx, const moe_mx_side_ *out, const moe_mx_bytes_ *bytes) {
+/* Padding is cleared before codes and scales are written between it. */
+MOE_FN void moe_mx_zero_(const moe_context *ctx, const moe_mx_tensor_ *out, const moe_mx_bytes_ *bytes) {
   moe_zero_job_ codes = {out->codes, moe_mx_codes_padded_(out) ? bytes->codes : 0};
   moe_zero_job_ scales = {out->scale, moe_mx_scales_padded_(out) ? bytes->scales : 0};
   const moe_work_ work[] = {{moe_ceil_div_(codes.bytes, MOE_MX_ZERO_CHUNK_), moe_zero_item_, &codes, NULL},
@@ -120,9 +121,9 @@ MOE_FN moe_status moe_mx_check_(moe_context *ctx, void *state, const moe_call_ *
   MOE_TRY(moe_mx_check_options_(ctx, a));
   if (call->query && !call->answer) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "bytes", "is NULL");
   job->blocks = moe_ceil_div_(a->columns, MOE_MX_BLOCK_COLUMNS_);
-  job->in = moe_mx_side_of_(a, 0);
-  job->out = moe_mx_side_of_(a, 1);
-  const moe_mx_side_ *in = &job->in, *out = &job->out;
+  job->in = moe_mx_tensor_of_(a, 0);
+  job->out = moe_mx_tensor_of_(a, 1);
+  const moe_mx_tensor_ *in = &job->in, *out = &job->out;
   const moe_mx_bytes_ from = moe_mx_size_(in), to = moe_mx_size_(out);
   const int64_t word = in->bits / 2;
   const int ggml_in = in->layout == MOE_MX_LAYOUT_GGML, ggml_out = out->layout == MOE_MX_LAYOUT_GGML;

@@ -1,35 +1,34 @@
-/* A quantised weight that stands for a plain one: what it is, whether it is right, and its float scales. */
-#ifndef MOE_QUANT_WEIGHT_H
-#define MOE_QUANT_WEIGHT_H
+/* A quantised weight in place of a plain one: its shape, checks, and float scales. */
+#ifndef MOE_QUANT_QUANTIZED_WEIGHT_H
+#define MOE_QUANT_QUANTIZED_WEIGHT_H
 
 typedef struct moe_quantized_ {
   const moe_quantized_weight *weight; /* or NULL */
-  moe_mx_side_ side;                  /* shapes; and where things lie, if MX */
+  moe_mx_tensor_ tensor;              /* shapes; and where data is, if MX */
   moe_element_format_ format;
   int64_t block, repeat;
-  int64_t part;   /* the first that takes part: 1 with skip_gate */
+  int64_t part;   /* the first that is used: 1 with skip_gate */
   moe_dtype type; /* what code*float scale is rounded to */
 } moe_quantized_;
 
-MOE_FN moe_mx_side_ moe_quantized_side_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts,
-                                        int64_t columns) {
+MOE_FN moe_mx_tensor_ moe_quantized_tensor_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts,
+                                            int64_t columns) {
   const moe_mx_layout layout = w->scaling == MOE_WEIGHT_MX ? w->layout : MOE_MX_LAYOUT_PLAIN;
-  moe_mx_side_ s = moe_mx_side_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
+  moe_mx_tensor_ s = moe_mx_tensor_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
   s.scales = w->scales_layout;
   s.codes = (uint8_t *)(uintptr_t)w->codes;
   s.scale = (uint8_t *)(uintptr_t)w->scales;
   return s;
 }
 
-/* `parts`: 2 for gate and up, of which with skip_gate only the second takes part. The weight's options must be
-   right. */
+/* `parts`: 2 for gate and up, of which only the second is used with skip_gate. The weight must have been checked. */
 MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K, int parts,
                                         int64_t columns, int skip_gate) {
   moe_quantized_ q;
   memset(&q, 0, sizeof q);
   if (!w) return q;
   q.weight = w;
-  q.side = moe_quantized_side_(w, E, K, parts, columns);
+  q.tensor = moe_quantized_tensor_(w, E, K, parts, columns);
   q.format = moe_element_format_of_(w->element);
   q.block = w->block ? w->block : 256;
   q.repeat = w->repeat ? w->repeat : 1;
@@ -50,7 +49,7 @@ MOE_FN int moe_weight_scaled_after_(const moe_quantized_weight *w) {
 MOE_FN int64_t moe_quantized_blocks_(const moe_quantized_ *q, int64_t n) { return moe_ceil_div_(n, q->block); }
 
 MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
-  const moe_mx_side_ *s = &q->side;
+  const moe_mx_tensor_ *s = &q->tensor;
   const int64_t rows = moe_mx_rows_(s);
   moe_mx_bytes_ bytes = {moe_mul3_(s->E, rows, s->K), 0};
   switch (q->weight->scaling) {
@@ -91,12 +90,12 @@ MOE_FN void moe_quantized_list_(const moe_quantized_ *q, const char *codes, cons
   const moe_mx_bytes_ bytes = moe_quantized_bytes_(q);
   const int mx = w->scaling == MOE_WEIGHT_MX, within = mx && w->layout == MOE_MX_LAYOUT_GGML;
   const moe_tensor_ own[] = {
-      {codes, w->codes, bytes.codes, mx && moe_mx_is_nki_(w->layout) ? q->side.bits / 2 : 1, MOE_INPUT},
+      {codes, w->codes, bytes.codes, mx && moe_mx_is_nki_(w->layout) ? q->tensor.bits / 2 : 1, MOE_INPUT},
       {scales, within ? NULL : w->scales, bytes.scales, mx ? 1 : 4, within ? MOE_INPUT_OPTIONAL : MOE_INPUT}};
   MOE_LIST_(tensors, own);
 }
 
-/* Float scales are few; E8M0 bytes may be NaN. */
+/* That float scales are finite. E8M0 bytes may be NaN. */
 MOE_FN moe_status moe_quantized_check_scales_(moe_context *ctx, const moe_quantized_ *q, const char *name) {
   if (!q->weight || q->weight->scaling == MOE_WEIGHT_MX) return MOE_OK;
   const float *scale = (const float *)q->weight->scales;
@@ -108,36 +107,33 @@ MOE_FN moe_status moe_quantized_check_scales_(moe_context *ctx, const moe_quanti
 
 /* ----------------------------------------------------------------------------------------------------- float scales */
 
-MOE_FN float moe_quantized_scale_(const moe_quantized_ *q, int64_t expert, int64_t part, int64_t column, int64_t k) {
-  const moe_mx_side_ *s = &q->side;
+/* Where the scale of an element is; the next columns' scales follow if each column has one. Not for MX. */
+MOE_FN const float *moe_quantized_scale_(const moe_quantized_ *q, int64_t expert, int64_t part, int64_t column,
+                                         int64_t k) {
+  const moe_mx_tensor_ *s = &q->tensor;
   const float *scale = (const float *)q->weight->scales;
   const int64_t across = moe_quantized_blocks_(q, s->columns);
   switch (q->weight->scaling) {
-    case MOE_WEIGHT_STATIC: return scale[part];
-    case MOE_WEIGHT_COLUMN: return scale[part * s->columns + column];
-    case MOE_WEIGHT_STATIC_PER_EXPERT: return scale[expert * s->parts + part];
-    case MOE_WEIGHT_COLUMN_PER_EXPERT: return scale[(expert * s->parts + part) * s->columns + column];
+    case MOE_WEIGHT_MX: break;
+    case MOE_WEIGHT_STATIC: return scale + part;
+    case MOE_WEIGHT_COLUMN: return scale + part * s->columns + column;
+    case MOE_WEIGHT_STATIC_PER_EXPERT: return scale + expert * s->parts + part;
+    case MOE_WEIGHT_COLUMN_PER_EXPERT: return scale + (expert * s->parts + part) * s->columns + column;
     case MOE_WEIGHT_BLOCK: break;
-    case MOE_WEIGHT_MX: return 1.0f;
   }
   const int64_t row = expert * moe_quantized_blocks_(q, s->K) + k / q->block;
-  return scale[((row * s->parts + part) * across + column / q->block) * q->repeat];
+  return scale + ((row * s->parts + part) * across + column / q->block) * q->repeat;
 }
 
-/* n product sums times the scales of their columns, where these come after the sum. */
+/* n product sums times the scales of their columns, where these are applied to sums. */
 MOE_FN void moe_quantized_scale_sums_(const moe_quantized_ *q, const moe_kernels *kernels, int64_t expert, int64_t part,
                                       int64_t column, int64_t n, float *c) {
-  const int64_t whole = (q->side.parts * expert + part) * q->side.columns + column;
   if (!moe_weight_scaled_after_(q->weight)) return;
-  switch (q->weight->scaling) {
-    case MOE_WEIGHT_COLUMN:
-      kernels->vec->multiply_row(c, (const float *)q->weight->scales + part * q->side.columns + column, n);
-      break;
-    case MOE_WEIGHT_COLUMN_PER_EXPERT:
-      kernels->vec->multiply_row(c, (const float *)q->weight->scales + whole, n);
-      break;
-    default: kernels->vec->scale_row(c, moe_quantized_scale_(q, expert, part, column, 0), n); break;
-  }
+  const float *scale = moe_quantized_scale_(q, expert, part, column, 0);
+  if (q->weight->scaling == MOE_WEIGHT_COLUMN || q->weight->scaling == MOE_WEIGHT_COLUMN_PER_EXPERT)
+    kernels->vec->multiply_row(c, scale, n);
+  else
+    kernels->vec->scale_row(c, *scale, n);
 }
 
 #endif

@@ -1,6 +1,6 @@
-/* Activations stored as codes: what they are, whether they are right, and how they become plain. */
-#ifndef MOE_QUANT_ACTIVATION_H
-#define MOE_QUANT_ACTIVATION_H
+/* Quantised activations: checks, sizes, and decoding. */
+#ifndef MOE_QUANT_QUANTIZED_ACTIVATION_H
+#define MOE_QUANT_QUANTIZED_ACTIVATION_H
 
 MOE_FN moe_status moe_quantized_activation_check_(moe_context *ctx, const char *name,
                                                   const moe_quantized_activation *a) {
@@ -34,7 +34,7 @@ MOE_FN void moe_quantized_activation_list_(const moe_quantized_activation *a, in
   MOE_LIST_(tensors, own);
 }
 
-/* E8M0 bytes may be NaN. */
+/* That float scales are finite. E8M0 bytes may be NaN. */
 MOE_FN moe_status moe_quantized_activation_check_scales_(moe_context *ctx, const moe_quantized_activation *a,
                                                          int64_t rows, int64_t columns, const char *name) {
   const int64_t n = a && a->float_scales ? moe_quantized_activation_scales_(a, rows, columns) : 0;
@@ -42,7 +42,7 @@ MOE_FN moe_status moe_quantized_activation_check_scales_(moe_context *ctx, const
   return MOE_OK;
 }
 
-/* Plain in `to`; everything has been checked. */
+/* Decodes to `to`; everything has been checked. */
 MOE_FN void moe_quantized_activation_decode_(moe_context *ctx, const moe_quantized_activation *a, moe_dtype dtype,
                                              int64_t rows, int64_t columns, void *to) {
   const moe_dequantize_scaled_args scaled = {.element = a->element,

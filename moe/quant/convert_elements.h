@@ -1,24 +1,6 @@
-/* Conversions between float and the narrow element formats. */
-#ifndef MOE_QUANT_ELEMENT_H
-#define MOE_QUANT_ELEMENT_H
-
-MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
-#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
-  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},
-  static const moe_element_format_ formats[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
-#undef MOE_ELEMENT_FORMAT_
-  moe_element_format_ f = formats[element]; /* and what follows */
-  f.first_normal = 1u << f.fraction;
-  f.first_infinity = f.max + 1;
-  f.first_nan = (f.infinity ? f.infinity : f.max) + 1;
-  f.shift = 23 - f.fraction;
-  f.rebias = (uint32_t)(127 - f.bias) << 23;
-  f.magic = (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23;
-  return f;
-}
-
-/* Of the kernels for codes of 4 and of 8 bits. */
-MOE_FN int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
+/* moe_<element>_from_f32, moe_<element>_to_f32: arrays of float to codes and back; and of E8M0 bytes. */
+#ifndef MOE_QUANT_CONVERT_ELEMENTS_H
+#define MOE_QUANT_CONVERT_ELEMENTS_H
 
 MOE_FN moe_cast_ moe_cast_of_(moe_element element, uint32_t flags) {
   const moe_element_format_ f = moe_element_format_of_(element);
@@ -27,7 +9,12 @@ MOE_FN moe_cast_ moe_cast_of_(moe_element element, uint32_t flags) {
   return cast;
 }
 
-MOE_FN int64_t moe_element_bytes_(int64_t n, int64_t bits) { return bits == 4 ? moe_ceil_div_(n, 2) : n; }
+/* Under scales only finite floats saturate: infinity has the code it has without saturating. */
+MOE_FN moe_cast_ moe_cast_scaled_(moe_element element, uint32_t flags) {
+  moe_cast_ cast = moe_cast_of_(element, flags);
+  cast.infinity = moe_cast_of_(element, 0).infinity;
+  return cast;
+}
 
 MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
   return cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY)
@@ -63,23 +50,15 @@ MOE_FN void moe_element_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
                                                               &job->cast);
 }
 
-MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
-  return byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23;
-}
-
 MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_element_job_ *job = (const moe_element_job_ *)arg;
   const int64_t end = moe_min_(job->n, (item + 1) * MOE_ELEMENT_CHUNK_);
   (void)worker;
   for (int64_t i = item * MOE_ELEMENT_CHUNK_; i < end; i++) {
-    uint32_t bits;
-    if (job->decode) {
-      bits = moe_e8m0_bits_(job->codes[i]);
-      memcpy(job->to + i, &bits, 4);
-    } else {
-      memcpy(&bits, job->from + i, 4);
-      job->to_codes[i] = (uint8_t)(bits >> 23 & 255u);
-    }
+    if (job->decode)
+      job->to[i] = moe_castf_scalar(moe_e8m0_bits_(job->codes[i]));
+    else
+      job->to_codes[i] = (uint8_t)(moe_casti_scalar(job->from[i]) >> 23 & 255u);
   }
 }
 

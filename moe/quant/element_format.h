@@ -1,0 +1,40 @@
+/* What a narrow element is, and an E8M0 scale byte. */
+#ifndef MOE_QUANT_ELEMENT_FORMAT_H
+#define MOE_QUANT_ELEMENT_FORMAT_H
+
+/* A narrow element format: see MOE_ELEMENT_LIST; and what follows from it for decoding. */
+typedef struct moe_element_format_ {
+  int bits, fraction, bias;
+  uint32_t max, infinity, nan;                      /* codes; 0: there is none */
+  uint32_t first_normal, first_infinity, first_nan; /* the smallest such magnitudes */
+  int shift;                                        /* from a code's fraction to a float's */
+  uint32_t rebias;                                  /* to add to a float's bits, for the exponent */
+  uint32_t magic;                                   /* a float whose last bit is the smallest subnormal */
+} moe_element_format_;
+
+MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
+#define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
+  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},
+  static const moe_element_format_ formats[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
+#undef MOE_ELEMENT_FORMAT_
+  moe_element_format_ f = formats[element]; /* and what follows from it */
+  f.first_normal = 1u << f.fraction;
+  f.first_infinity = f.max + 1;
+  f.first_nan = (f.infinity ? f.infinity : f.max) + 1;
+  f.shift = 23 - f.fraction;
+  f.rebias = (uint32_t)(127 - f.bias) << 23;
+  f.magic = (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23;
+  return f;
+}
+
+/* The index of the kernels for codes of 4 and of 8 bits. */
+MOE_FN int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
+
+MOE_FN int64_t moe_element_bytes_(int64_t n, int64_t bits) { return bits == 4 ? moe_ceil_div_(n, 2) : n; }
+
+/* A scale byte as the bits of a float. */
+MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
+  return byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23;
+}
+
+#endif

@@ -1,0 +1,284 @@
+/* Decodes tiles of quantised weights into panels. In the forward the columns of a panel are the weight's columns, and
+   the contraction is over K; in the backward (transposed) the columns of a panel are elements along K, and the
+   contraction is over the weight's columns, gate before up. */
+#ifndef MOE_QUANT_WEIGHT_TILE_H
+#define MOE_QUANT_WEIGHT_TILE_H
+
+/* `count` columns of a part of a weight, from `column` on, times `elements` along K, from `element` on. They become
+   columns [col, col+width) of a panel of k rows: `elements` rows or, transposed, `count`. */
+typedef struct moe_weight_tile_ {
+  const moe_quantized_ *q;
+  const moe_kernels *kernels;
+  int64_t expert, part, column, count, element, elements, col, width;
+  int transposed;
+} moe_weight_tile_;
+
+MOE_FN moe_codes_ moe_tile_codes_(const moe_weight_tile_ *p) {
+  moe_codes_ codes = {0};
+  codes.format = &p->q->format;
+  codes.col = p->col;
+  codes.width = p->width;
+  codes.n = p->transposed ? p->elements : p->count;
+  codes.k = p->transposed ? p->count : p->elements;
+  return codes;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- MX */
+
+enum { MOE_TILE_WORDS_ = 32 };
+
+/* In Trainium's layouts the words of all columns are contiguous for an element of K, but not those of the next element.
+   Of some elements: where the words are, at which bit of them, and where the scale bytes. */
+typedef struct moe_tile_words_ {
+  const uint8_t *codes[MOE_TILE_WORDS_], *scale[MOE_TILE_WORDS_];
+  uint8_t shift[MOE_TILE_WORDS_];
+} moe_tile_words_;
+
+/* Finds the words of elements [from, from+n) of the tile, and prefetches them. */
+MOE_FN void moe_tile_find_words_(const moe_weight_tile_ *p, int64_t from, int64_t n, moe_tile_words_ *words) {
+  const moe_mx_tensor_ *s = &p->q->tensor;
+  const int64_t word = s->bits / 2;
+  moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
+  for (int64_t e = 0; e < n; e++) {
+    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + from + e);
+    const int64_t before = at.group;
+    at.group = position / MOE_MX_GROUP_;
+    words->codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
+    words->scale[e] = at.group == before ? words->scale[e - 1] : moe_mx_scale_at_(s, &at);
+    words->shift[e] = (uint8_t)(position % MOE_MX_WORD_ * s->bits);
+    for (int64_t byte = 0; byte < p->count * word; byte += 64) __builtin_prefetch(words->codes[e] + byte);
+  }
+}
+
+/* Not inlined: the caller has buffers for other layouts on the stack. */
+MOE_FN __attribute__((noinline)) void moe_tile_pack_words_(const moe_weight_tile_ *p, float *panel) {
+  moe_tile_words_ some[2]; /* the current ones and the next */
+  moe_tile_find_words_(p, 0, moe_min_(MOE_TILE_WORDS_, p->elements), &some[0]);
+  for (int64_t from = 0, now = 0; from < p->elements; from += MOE_TILE_WORDS_, now = 1 - now) {
+    const int64_t left = p->elements - from, more = moe_min_(MOE_TILE_WORDS_, left - MOE_TILE_WORDS_);
+    const moe_tile_words_ *words = &some[now];
+    moe_tile_find_words_(p, from + MOE_TILE_WORDS_, more, &some[1 - now]);
+    for (int64_t e = 0; e < moe_min_(MOE_TILE_WORDS_, left); e++)
+      p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + (from + e) * MOE_NR + p->col, words->codes[e],
+                                                                  words->shift[e], words->scale[e], p->count, p->width,
+                                                                  &p->q->format);
+  }
+}
+
+enum { MOE_TILE_SCALES_ = MOE_DECODE_K_ / MOE_MX_GROUP_ * MOE_NR };
+
+/* The tile as pack_codes_columns takes it. Scales that are not placed as OWN says are copied to `scale`. */
+MOE_FN moe_codes_ moe_tile_columns_(const moe_weight_tile_ *p, uint8_t *scale) {
+  const moe_mx_tensor_ *s = &p->q->tensor;
+  moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  moe_codes_ codes = moe_tile_codes_(p);
+  codes.codes = moe_mx_group_codes_(s, &at);
+  codes.stride = moe_mx_column_bytes_(s);
+  codes.group = moe_mx_group_bytes_(s);
+  codes.split = s->layout == MOE_MX_LAYOUT_GGML;
+  codes.scale = moe_mx_scale_at_(s, &at);
+  codes.scale_stride = moe_mx_column_scales_(s);
+  codes.scale_group = moe_mx_group_scales_(s);
+  if (s->scales == MOE_MX_SCALES_OWN && !(p->transposed && codes.split)) return codes;
+  codes.scale = scale;
+  codes.scale_stride = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
+  codes.scale_group = 1;
+  for (int64_t g = 0; g < codes.scale_stride; g++, at.group++)
+    for (int64_t c = 0; c < p->count; c++) {
+      at.column = p->column + c;
+      scale[c * codes.scale_stride + g] = *moe_mx_scale_at_(s, &at);
+    }
+  return codes;
+}
+
+/* Forward. */
+MOE_FN void moe_tile_pack_columns_(const moe_weight_tile_ *p, float *panel) {
+  const moe_mx_tensor_ *s = &p->q->tensor;
+  uint8_t scale[MOE_TILE_SCALES_];
+  if (moe_mx_is_nki_(s->layout)) {
+    moe_tile_pack_words_(p, panel);
+    return;
+  }
+  const moe_codes_ codes = moe_tile_columns_(p, scale);
+  p->kernels->quant->pack_codes_columns[moe_wide_(&p->q->format)](panel, &codes);
+}
+
+/* As in the forward: elements [from, from+count) of the tile's columns [at, at+n), 0 where there is no element. */
+MOE_FN void moe_tile_pack_some_words_(const moe_weight_tile_ *p, int64_t at, int64_t n, int64_t from, int64_t count,
+                                      float *panel) {
+  moe_weight_tile_ part = *p;
+  part.column += at, part.count = n;
+  part.element += from, part.elements = moe_max_(0, moe_min_(count, p->elements - from));
+  moe_tile_pack_words_(&part, panel);
+  for (int64_t e = part.elements; e < count; e++) memset(panel + e * MOE_NR, 0, MOE_NR_BYTES_);
+}
+
+enum { MOE_HALF_ = MOE_NR / 2 };
+
+/* Transposes a square of 64 by 64 in place, a quarter at a time. */
+MOE_FN void moe_transpose_square_(const moe_kernels *kernels, float *square, float *room) {
+  for (int64_t i = 0; i < 2; i++)
+    for (int64_t j = 0; j <= i; j++) {
+      float *lower = square + (i * MOE_NR + j) * MOE_HALF_, *upper = square + (j * MOE_NR + i) * MOE_HALF_;
+      kernels->vec->transpose_words(room, MOE_HALF_ * 4, lower, MOE_NR_BYTES_, MOE_HALF_, MOE_HALF_);
+      if (i != j) kernels->vec->transpose_words(lower, MOE_NR_BYTES_, upper, MOE_NR_BYTES_, MOE_HALF_, MOE_HALF_);
+      for (int64_t r = 0; r < MOE_HALF_; r++)
+        memcpy(upper + r * MOE_NR, room + r * MOE_HALF_, MOE_HALF_ * sizeof *room);
+    }
+}
+
+/* Fewer than 64 columns, from `at` on, transposed. */
+MOE_FN void moe_tile_pack_few_words_(const moe_weight_tile_ *p, int64_t at, int64_t n, float *panel, float *rows) {
+  const int64_t whole = n - n % 16; /* of whole vectors */
+  for (int64_t e = 0; e < MOE_NR; e += MOE_HALF_) {
+    moe_tile_pack_some_words_(p, at, n, e, MOE_HALF_, rows);
+    p->kernels->vec->transpose_words(panel + e, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_HALF_, whole);
+    for (int64_t j = whole; j < n; j++)
+      for (int64_t i = 0; i < MOE_HALF_; i++) memcpy(panel + j * MOE_NR + e + i, rows + i * MOE_NR + j, sizeof *panel);
+  }
+}
+
+/* Backward, in Trainium's layouts: 64 of the weight's columns at a time are decoded and transposed. */
+MOE_FN void moe_tile_pack_words_transposed_(const moe_weight_tile_ *p, float *panel) {
+  float room[MOE_HALF_ * MOE_NR];
+  for (int64_t at = 0, n; at < p->count; at += n, panel += n * MOE_NR) {
+    n = moe_min_(MOE_NR, p->count - at);
+    if (n < MOE_NR) {
+      moe_tile_pack_few_words_(p, at, n, panel, room);
+      continue;
+    }
+    moe_tile_pack_some_words_(p, at, n, 0, MOE_NR, panel);
+    moe_transpose_square_(p->kernels, panel, room);
+  }
+}
+
+/* Backward, in ggml's layout: the codes of some columns at a time are copied in order. */
+MOE_FN void moe_tile_pack_blocks_(const moe_weight_tile_ *p, const moe_codes_ *all, float *panel) {
+  enum { columns = 32, line = MOE_NR / 2 };
+  uint8_t ordered[columns * line];
+  moe_codes_ codes = *all;
+  codes.codes = ordered, codes.stride = line, codes.group = MOE_MX_GROUP_ / 2, codes.split = 0;
+  for (int64_t at = 0; at < p->count; at += columns, codes.scale += columns * codes.scale_stride) {
+    codes.k = moe_min_(columns, p->count - at);
+    for (int64_t c = 0; c < codes.k; c++)
+      for (int64_t g = 0; g < codes.scale_stride; g++) {
+        const uint8_t *from = all->codes + (at + c) * all->stride + g * all->group;
+        uint8_t *to = ordered + c * line + g * codes.group;
+        for (int i = 0; i < 8; i++, from += 2) {
+          to[i] = (uint8_t)((from[0] & 15) | from[1] << 4);
+          to[i + 8] = (uint8_t)(from[0] >> 4 | (from[1] & 240));
+        }
+      }
+    p->kernels->quant->pack_codes_rows[0](panel + at * MOE_NR, &codes);
+  }
+}
+
+/* Backward, in layouts of contiguous columns, which are the panel's rows. */
+MOE_FN void moe_tile_pack_rows_(const moe_weight_tile_ *p, float *panel) {
+  uint8_t scale[MOE_TILE_SCALES_];
+  const moe_codes_ codes = moe_tile_columns_(p, scale);
+  if (codes.split)
+    moe_tile_pack_blocks_(p, &codes, panel);
+  else
+    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+}
+
+MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
+  if (!p->transposed)
+    moe_tile_pack_columns_(p, panel);
+  else if (moe_mx_is_nki_(p->q->tensor.layout))
+    moe_tile_pack_words_transposed_(p, panel);
+  else
+    moe_tile_pack_rows_(p, panel);
+}
+
+/* ----------------------------------------------------------------------------------------------------- float scales */
+
+/* The scales of the tile's row r. */
+MOE_FN void moe_tile_row_scales_(const moe_weight_tile_ *p, int64_t r, float *scale) {
+  const moe_quantized_ *q = p->q;
+  const int64_t n = p->transposed ? p->elements : p->count, first = p->transposed ? p->element : p->column;
+  for (int64_t i = 0, end; i < n; i = end) {
+    const int64_t column = p->transposed ? p->column + r : first + i,
+                  element = p->transposed ? first + i : p->element + r;
+    const float value = *moe_quantized_scale_(q, p->expert, p->part, column, element);
+    end = q->weight->scaling == MOE_WEIGHT_BLOCK ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : n;
+    for (int64_t j = i; j < end; j++) scale[j] = value;
+  }
+}
+
+/* How many of the tile's `rows` rows, from r on, have the same scales. */
+MOE_FN int64_t moe_tile_same_scales_(const moe_weight_tile_ *p, int64_t r, int64_t rows) {
+  const int64_t at = (p->transposed ? p->column : p->element) + r;
+  switch (p->q->weight->scaling) {
+    case MOE_WEIGHT_BLOCK: return moe_min_(rows - r, p->q->block - at % p->q->block);
+    case MOE_WEIGHT_STATIC:
+    case MOE_WEIGHT_STATIC_PER_EXPERT: return rows - r;
+    default: return 1;
+  }
+}
+
+/* The caller may be in a mode that flushes subnormals, which must not apply here. */
+MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n, float *panel) {
+  const int bf16 = p->q->type == MOE_DTYPE_BF16;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  float scale[MOE_NR];
+  for (int64_t r = 0, same; r < k; r += same) {
+    float *rows = panel + r * MOE_NR;
+    same = moe_tile_same_scales_(p, r, k);
+    moe_tile_row_scales_(p, r, scale);
+    if (bf16)
+      p->kernels->quant->scale_to_bf16(rows, scale, same, n);
+    else
+      for (int64_t i = 0; i < same; i++) p->kernels->vec->multiply_row(rows + i * MOE_NR, scale, n);
+  }
+  moe_fpenv_restore_(saved);
+}
+
+MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
+  const moe_mx_tensor_ *s = &p->q->tensor;
+  moe_codes_ codes = moe_tile_codes_(p);
+  codes.stride = s->parts * s->columns;
+  codes.group = MOE_MX_GROUP_;
+  codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  return codes;
+}
+
+MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
+  const moe_codes_ codes = moe_tile_scaled_codes_(p);
+  if (p->transposed)
+    p->kernels->quant->pack_codes_columns[1](panel, &codes);
+  else
+    p->kernels->quant->pack_codes_rows[1](panel, &codes);
+  if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
+  moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ pairs */
+
+/* Whether codes are decoded to pairs directly: rows or columns are contiguous, no float scale is to be applied and, if
+   the contraction continues in the next part, no pair is in both. */
+MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
+  const moe_mx_tensor_ *s = &q->tensor;
+  if (q->weight->scaling != MOE_WEIGHT_MX) return !transposed && moe_weight_scaled_after_(q->weight);
+  if (transposed && s->columns % 2) return 0;
+  return !moe_mx_is_nki_(s->layout) && s->layout != MOE_MX_LAYOUT_GGML && s->scales == MOE_MX_SCALES_OWN;
+}
+
+MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
+  const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
+  const moe_codes_ codes = mx ? moe_tile_columns_(p, NULL) : moe_tile_scaled_codes_(p);
+  (mx != p->transposed ? p->kernels->quant->pack_pairs_columns : p->kernels->quant->pack_pairs_rows)[wide](pairs,
+                                                                                                           &codes);
+}
+
+MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  if (kind == MOE_PANEL_PAIRS)
+    moe_tile_pack_pairs_(p, panel);
+  else if (p->q->weight->scaling == MOE_WEIGHT_MX)
+    moe_tile_pack_mx_(p, (float *)(void *)panel);
+  else
+    moe_tile_pack_scaled_(p, (float *)(void *)panel);
+}
+
+#endif
