@@ -17,9 +17,7 @@ typedef struct moe_blockwise_ {
   const char *hidden; /* hidden_states as the forward's products take them */
 } moe_blockwise_;
 
-MOE_FN int moe_pre_scaled_(const moe_layer_config *config) {
-  return config->affinity_mode == MOE_AFFINITY_PRE_SCALE;
-}
+MOE_FN int moe_pre_scaled_(const moe_layer_config *config) { return config->affinity_mode == MOE_AFFINITY_PRE_SCALE; }
 
 /* The affinity multiplies the expert's output. */
 MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
@@ -115,8 +113,8 @@ MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensor
   if (l->quantized_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_proj_weight->codes",
                       "quantized_gate_up_proj_weight->scales", tensors);
-  moe_quantized_list_(&call->down.quantized, "quantized_down_proj_weight->codes",
-                      "quantized_down_proj_weight->scales", tensors);
+  moe_quantized_list_(&call->down.quantized, "quantized_down_proj_weight->codes", "quantized_down_proj_weight->scales",
+                      tensors);
   moe_quantized_activation_list_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
                                  "quantized_hidden_states->scales", tensors);
 }

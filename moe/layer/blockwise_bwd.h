@@ -29,10 +29,9 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
   moe_quantized_activation_list_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
                                  "quantized_output_hidden_states_grad->scales", tensors);
   const moe_tensor_ own[] = {
-      {"gate_up_activations_T", args->gate_up_activations_T,
-       moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved, MOE_INPUT_OPTIONAL},
-      {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved,
+      {"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved,
        MOE_INPUT_OPTIONAL},
+      {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
       {"output_hidden_states_grad", quantized_grad ? NULL : args->output_hidden_states_grad,
        moe_mul3_(l->T, l->H, size), size, quantized_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},

@@ -184,16 +184,9 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
         continue;
       }
       moe_epilogue_init_(&epilogue, moe_combine_epilogue_, &product);
-      const moe_gemm_ gemm = {group->kernels,
-                              group->product,
-                              &a,
-                              &b,
-                              panel,
-                              count,
-                              scratch->c,
-                              scratch->b_buffer,
-                              panel + count == last ? next : NULL,
-                              &epilogue};
+      const moe_prefetch_ *after = panel + count == last ? next : NULL;
+      const moe_gemm_ gemm = {group->kernels, group->product,    &a,    &b,       panel, count,
+                              scratch->c,     scratch->b_buffer, after, &epilogue};
       moe_multiply_(&gemm);
       a.cached = a.keep;
     }

@@ -157,16 +157,9 @@ MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scr
     if (stage->reads) epilogue.reads = moe_expert_stage_reads_;
     epilogue.to = stage->to;
     moe_place_move_(&epilogue.to, first, panel * MOE_NR);
-    const moe_gemm_ gemm = {group->kernels,
-                            group->product,
-                            a,
-                            b,
-                            panel,
-                            count,
-                            scratch->c,
-                            scratch->b_buffer,
-                            panel + count == end ? next : NULL,
-                            &epilogue};
+    const moe_prefetch_ *after = panel + count == end ? next : NULL;
+    const moe_gemm_ gemm = {group->kernels, group->product,    a,     b,        panel, count,
+                            scratch->c,     scratch->b_buffer, after, &epilogue};
     moe_multiply_(&gemm);
     a->cached = a->keep;
   }
