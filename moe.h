@@ -12,6 +12,9 @@
      cc -O2 -I<this directory> trainer.c -lm                (the implementation wants C11; no -m flags: the CPU is
                                                              asked at run time and the fastest kernels are taken)
      MOE_STATIC, MOE_SHARED and MOE_API, in moe/api/types.h, say who sees the functions.
+     The macros of <windows.h> do no harm. <complex.h> makes I a macro: a file that names a field .I as well must
+     #undef I (and write _Complex_I). gcc for Windows must compile the implementation without -flto; where that
+     matters, the assembler says so.
 
    TWENTY LINES (T tokens, H hidden, I intermediate, E experts, K experts per token, B rows per block)
      moe_context ctx = {.allocate = my_malloc, .release = my_free};  (or give each call its workspace)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # compile_checks.sh: the declarations are warning-free under every compiler found, as C99, C11 and C++11 (that the
-# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others, or none,
-# as the user wants; gcc heeds its pragmas.
+# implementation is, bits_everywhere.sh sees); two translation units link; the symbols are ours and no others; gcc heeds
+# its pragmas.
 . "$(dirname "$0")/support/checks.sh"
 
 cat >"$work/implementation.c" <<'C'
@@ -99,35 +99,6 @@ headers() {
   done
 }
 
-# With MOE_STATIC one file keeps everything to itself, without a word about what it does not call.
-cat >"$work/static.c" <<'C'
-#define MOE_STATIC
-#define MOE_IMPLEMENTATION
-#include "moe.h"
-int main(void) { return moe_isa_supported(MOE_ISA_SCALAR) != 1; }
-C
-static_unit() { # compiler
-  "$1" -std=c11 -O1 $strict -I"$root" -c "$work/static.c" -o "$work/static.o" &&
-    [ "$(nm -g --defined-only "$work/static.o" | awk '{print $3}')" = main ] &&
-    "$1" "$work/static.o" -lm -o "$work/static" && "$work/static"
-}
-
-# Under -fvisibility=hidden a shared library exports all of it with MOE_SHARED, and nothing without.
-exported() { # flags
-  gcc -O1 -fPIC -shared -fvisibility=hidden "$@" -I"$root" "$work/implementation.c" -o "$work/moe.so" -lm &&
-    nm -D --defined-only "$work/moe.so" | awk '{print $3}' | sort -u >"$work/exported"
-}
-visibility() {
-  exported && [ ! -s "$work/exported" ] && exported -DMOE_SHARED && diff "$work/exported" "$work/defined"
-}
-
-# C++ cannot compile the implementation: one sentence says what to do.
-refused_by_cpp() { # C++ compiler
-  ! "$1" -I"$root" -c -xc++ "$work/implementation.c" -o "$work/out.o" 2>"$work/refused" || return 1
-  cat "$work/refused"
-  [ "$(grep -c 'error:' "$work/refused")" -eq 1 ] && grep -q 'error:.*a C file of its own' "$work/refused"
-}
-
 # The first C block of README.md, as a user would paste it.
 sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
 check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
@@ -158,16 +129,13 @@ for compiler in $(compilers); do
       check "$cxx: declarations, $standard" "$cxx" -std=$standard $strict -I"$root" -c "$work/user.cc" -o "$work/out.o"
     done
     check "$compiler: C and C++ users and the implementation link and run" two_units "$compiler"
-    check "$cxx: the implementation is refused in one sentence" refused_by_cpp "$cxx"
   else
     skip "$compiler: C++ (no $cxx)"
   fi
-  check "$compiler: MOE_STATIC: no warning, no symbols" static_unit "$compiler"
 done
 check "gcc -O2: assembly" gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/implementation.s"
 check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
-check "MOE_SHARED exports what is declared, under -fvisibility=hidden" visibility
 check "every header in moe/api compiles alone" headers
 case $(uname -m) in
 x86_64)
