@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/dtype.h"
 #include "support/pool.h"
 #include "support/problem.h"
 
@@ -217,7 +218,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 }
 
 static int limit_isa(const char *name) {
-  for (int isa = 0; isa <= MOE_ISA_AVX512BF16; isa++)
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
     if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
       return moe_isa_supported((moe_isa)isa) && moe_isa_limit((moe_isa)isa) == MOE_OK;
   return 0;
@@ -254,7 +255,7 @@ int main(int argc, char **argv) {
 #endif
   hash_arrays(&set);
   hash_mx(&set);
-  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_layers(&set, (moe_dtype)dtype);
-  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) hash_quantized(&set, (moe_dtype)dtype);
+  for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_layers(&set, (moe_dtype)dtype);
+  for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_quantized(&set, (moe_dtype)dtype);
   return 0;
 }

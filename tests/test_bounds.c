@@ -12,7 +12,7 @@ static const char *const forward_name[] = {"output", "gate_up_activations_T", "d
 
 /* The largest error/bound by the function's dtype, the tensor, and whether the tensor is narrower than float: the half
    unit of a narrow store hides all else. */
-static double worst[4][TENSORS][2];
+static double worst[1 + TEST_DTYPES][TENSORS][2];
 
 /* A case, what its inputs hold, and the bounded results. */
 typedef struct fixture {
@@ -61,7 +61,7 @@ static void load(double *to, const test_tensor *from) {
 static void fixture_fill(fixture *x) {
   test_case *c = &x->c;
   const moe_blockwise_layer *l = &c->layer;
-  double tiny = c->dtype != MOE_DTYPE_FP16 && test_with(&c->rng, 0.1) ? 0x1p-64 : 1;
+  double tiny = !test_dtype_narrow(c->dtype) && test_with(&c->rng, 0.1) ? 0x1p-64 : 1;
   test_fill_uniform(&c->x, &c->rng, 2 * tiny), test_fill_uniform(&c->dy, &c->rng, 2 * tiny);
   test_fill_uniform(&c->wgu, &c->rng, 2 * tiny / sqrt((double)l->H)),
       test_fill_uniform(&c->wd, &c->rng, 2 * tiny / sqrt((double)l->I));
@@ -217,7 +217,7 @@ static int64_t check_case(uint64_t seed, moe_dtype dtype, const test_limits *mos
 static int64_t check_cases(uint64_t stream, int64_t count, const test_limits *most) {
   int64_t cases = 0;
   for (int64_t n = 0; n < count; ++n)
-    cases += check_case(test_case_seed(test_seed(stream), (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3), most);
+    cases += check_case(test_case_seed(test_seed(stream), (uint64_t)n), test_dtype_number(n), most);
   test_use_best_isa();
   return cases;
 }
@@ -241,7 +241,7 @@ static void test_large_shapes(void **state) {
 }
 
 static void report_tightness(void) {
-  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; ++dtype) {
+  for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; ++dtype) {
     print_message("largest error/bound, %s, as float / as a narrower type:\n", test_dtype_name((moe_dtype)dtype));
     for (int i = 0; i < TENSORS; ++i)
       print_message("  %-30s %.2f / %.2f\n", i < TEST_GRADIENTS ? test_gradient_name[i] : forward_name[i - OUTPUT],

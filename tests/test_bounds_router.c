@@ -341,7 +341,7 @@ static void test_router_bounds(void **state) {
   int64_t calls = 0, cases = test_cases(400, 40);
   for (int64_t n = 0; n < cases; ++n) {
     fixture x;
-    fixture_new(&x, test_case_seed(test_seed(4), (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3));
+    fixture_new(&x, test_case_seed(test_seed(4), (uint64_t)n), test_dtype_number(n));
     for (int isa = 0; isa < TEST_ISA_COUNT; ++isa) {
       if (!test_use_isa(isa)) continue;
       struct test_pool pool = {.seed = x.seed};

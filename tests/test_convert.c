@@ -26,8 +26,15 @@ struct format {
   moe_status (*to_f32)(moe_context *, float *, const uint16_t *, int64_t);
 };
 
+/* Of every element type of 16 bits. */
 static const struct format bf16 = {"bf16", 7, 8, 0x7fc0, moe_bf16_from_f32, moe_bf16_to_f32};
 static const struct format fp16 = {"fp16", 10, 5, 0x7e00, moe_fp16_from_f32, moe_fp16_to_f32};
+static const struct format *const formats[] = {
+    &bf16,
+    &fp16,
+};
+enum { FORMATS = sizeof formats / sizeof *formats };
+_Static_assert(FORMATS == TEST_DTYPES - 1, "an element type is missing");
 
 enum { CHUNK = 1 << 16, CHUNKS = 1 << 16 };
 
@@ -142,7 +149,8 @@ static void report(const struct format *f, const struct tally *tally) {
   assert_int_equal(wrong, 0);
 }
 
-static void check_encode(const struct format *f) {
+static void test_from_every_float(void **state) {
+  const struct format *f = (const struct format *)*state;
   int step = (int)test_cases(2, 2 * 257);
   struct tally *share = mmap(NULL, 2 * sizeof *share, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   assert_true(share != MAP_FAILED);
@@ -168,18 +176,38 @@ static void check_encode(const struct format *f) {
   report(f, &sum);
 }
 
-static void test_bf16_from_every_float(void **state) {
-  (void)state;
-  check_encode(&bf16);
-}
-
-static void test_fp16_from_every_float(void **state) {
-  (void)state;
-  check_encode(&fp16);
+/* Where the staircase steps: midpoints and the floats beside them, which is all that a monotone conversion can get
+   wrong. */
+static void test_every_step(void **state) {
+  const struct format *f = (const struct format *)*state;
+  enum { BESIDE = 3, STEPS = 2 * BESIDE << 15 };
+  static float x[STEPS];
+  static uint16_t actual[STEPS];
+  int64_t n = 0;
+  for (uint16_t code = 0; code < infinity_code(f); code++)
+    for (int i = 0; i < 2 * BESIDE; i++) {
+      const float midpoint = (float)midpoint_above(f, code);
+      uint32_t bits;
+      memcpy(&bits, &midpoint, sizeof bits);
+      x[n++] = float_of((bits + (uint32_t)(i / 2) - 1) | (uint32_t)(i % 2) << 31);
+    }
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
+    if (!test_use_isa(isa)) continue;
+    assert_int_equal(f->from_f32(NULL, actual, x, n), MOE_OK);
+    for (int64_t i = 0; i < n; i++) {
+      uint32_t bits;
+      memcpy(&bits, &x[i], sizeof bits);
+      if (actual[i] != oracle(f, bits))
+        fail_msg("repro: isa=%s %s: 0x%04x of float bits 0x%08x", moe_isa_name((moe_isa)isa), f->name,
+                 (unsigned)actual[i], (unsigned)bits);
+    }
+  }
+  test_use_best_isa();
 }
 
 /* Every code of the format to float: exact, NaN canonical. */
-static void check_decode(const struct format *f) {
+static void test_every_code(void **state) {
+  const struct format *f = (const struct format *)*state;
   static uint16_t codes[65536];
   static uint32_t actual[65536];
   for (uint32_t i = 0; i < 65536; i++) codes[i] = (uint16_t)i;
@@ -200,16 +228,6 @@ static void check_decode(const struct format *f) {
     }
   }
   test_use_best_isa();
-}
-
-static void test_every_bf16_code(void **state) {
-  (void)state;
-  check_decode(&bf16);
-}
-
-static void test_every_fp16_code(void **state) {
-  (void)state;
-  check_decode(&fp16);
 }
 
 /* Every n up to 300, from every offset up to 16: tails are converted and nothing beyond n is written. f32 to f32 copies
@@ -307,19 +325,22 @@ static void check_oracle(const struct format *f) {
 static void test_oracle_against_mpfr(void **state) {
   (void)state;
 #ifdef HAVE_MPFR
-  check_oracle(&bf16);
-  check_oracle(&fp16);
+  for (int i = 0; i < FORMATS; i++) check_oracle(formats[i]);
 #else
   skip();
 #endif
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_oracle_against_mpfr),   cmocka_unit_test(test_every_bf16_code),
-      cmocka_unit_test(test_every_fp16_code),       cmocka_unit_test(test_f32_and_tails),
-      cmocka_unit_test(test_long),
-      cmocka_unit_test(test_bf16_from_every_float), cmocka_unit_test(test_fp16_from_every_float),
-  };
+  enum { FIRST = 3 };
+  struct CMUnitTest tests[FIRST + 3 * FORMATS] = {cmocka_unit_test(test_oracle_against_mpfr),
+                                                  cmocka_unit_test(test_f32_and_tails), cmocka_unit_test(test_long)};
+  for (int i = 0; i < FORMATS; i++) {
+    void *format = (void *)(uintptr_t)formats[i];
+    tests[FIRST + i] = (struct CMUnitTest){"test_every_code", test_every_code, NULL, NULL, format};
+    tests[FIRST + FORMATS + i] = (struct CMUnitTest){"test_every_step", test_every_step, NULL, NULL, format};
+    tests[FIRST + 2 * FORMATS + i] =
+        (struct CMUnitTest){"test_from_every_float", test_from_every_float, NULL, NULL, format};
+  }
   return cmocka_run_group_tests_name("convert", tests, NULL, NULL);
 }

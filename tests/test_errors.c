@@ -146,7 +146,7 @@ static void check_case(const struct error_case *c, struct problem *p, struct pro
 
 static void test_case(void **state) {
   const struct error_case *c = *state;
-  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++) {
+  for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) {
     struct problem_options o = valid_options((moe_dtype)dtype);
     struct problem p, before;
     moe_context ctx = {.status = MOE_OK};

@@ -236,7 +236,7 @@ static void test_exact_fills(void **state) {
   int64_t cases = 0, skipped = 0, problems = test_cases(1000, 50);
   for (int64_t n = 0; n < problems; ++n) {
     exact x;
-    if (!exact_new(&x, test_case_seed(seed, (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3))) {
+    if (!exact_new(&x, test_case_seed(seed, (uint64_t)n), test_dtype_number(n))) {
       ++skipped;
       continue;
     }

@@ -170,7 +170,7 @@ static void test_grouped_exact(void **state) {
   static const int threads[] = {1, 2, 3, 8};
   int64_t cases = 0;
   for (int64_t n = 0; n < test_cases(45, 9); ++n) {
-    grouped g = grouped_new(test_case_seed(seed, (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3));
+    grouped g = grouped_new(test_case_seed(seed, (uint64_t)n), test_dtype_number(n));
     for (g.isa = 0; g.isa < TEST_ISA_COUNT; ++g.isa)
       for (size_t i = 0; test_use_isa(g.isa) && i < sizeof threads / sizeof *threads; ++i, ++cases) {
         g.threads = threads[i];
@@ -187,7 +187,7 @@ static void test_row_counts(void **state) {
   (void)state;
   static const int64_t rows[] = {5, 6, 7, 10, 11, 12, 13, 15, 16, 20, 21, 24, 25, 33};
   for (size_t n = 0; n < sizeof rows / sizeof *rows; ++n)
-    for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; ++dtype) {
+    for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; ++dtype) {
       grouped g = grouped_of(test_case_seed(test_seed(1), n), (moe_dtype)dtype, rows[n]);
       for (g.isa = 0, g.threads = 1; g.isa < TEST_ISA_COUNT; ++g.isa)
         if (test_use_isa(g.isa)) check_case(&g);
@@ -323,7 +323,7 @@ static void test_packed_layer(void **state) {
   const uint64_t seed = test_seed(1);
   for (int64_t n = 0; n < test_cases(120, 12); ++n)
     for (int isa = 0; isa < TEST_ISA_COUNT; ++isa)
-      if (test_use_isa(isa)) check_layer(test_case_seed(seed, (uint64_t)n), (moe_dtype)(MOE_DTYPE_F32 + n % 3), isa);
+      if (test_use_isa(isa)) check_layer(test_case_seed(seed, (uint64_t)n), test_dtype_number(n), isa);
   test_use_best_isa();
 }
 

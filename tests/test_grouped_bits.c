@@ -79,7 +79,7 @@ static void test_weight_grad_bits(void **state) {
     uint64_t rng = test_case_seed(test_seed(1), n);
     moe_grouped_gemm_args a = {
         .num_tokens = 550, .topk = 1, .E = 5, .N = sides[n / 3][0], .K = sides[n / 3][1], .m_sizes = sizes};
-    a.weight_grad_dtype = (moe_dtype)(MOE_DTYPE_DEFAULT + 1 + n % 3);
+    a.weight_grad_dtype = test_dtype_number((int64_t)n);
     test_tensor x = test_tensor_new(dtype, a.num_tokens * a.K), dy = test_tensor_new(dtype, a.num_tokens * a.N);
     fill_bits(&x, &rng, a.K), fill_bits(&dy, &rng, a.N);
     a.X = x.data, a.dY = dy.data;

@@ -169,7 +169,7 @@ static void check_vector(moe_nki_vector_args a) {
 
 static void test_vectors(void **state) {
   (void)state;
-  for (int dtype = MOE_DTYPE_F32; dtype <= MOE_DTYPE_FP16; dtype++)
+  for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++)
     for (int n = 0; n < LENGTHS; n++)
       for (int kind = 0; kind < 2; kind++) {
         if (lengths[n] % (kind ? 128 : 4) != 0) continue;

@@ -6,7 +6,7 @@
 #include "support/mx_quantize_oracle.h"
 #include "support/pool.h"
 
-enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4, GUARD = 16 };
+enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
@@ -62,25 +62,11 @@ struct buffers {
 };
 
 static void to_dtype(moe_dtype dtype, void *dst, const float *src, int64_t n) {
-  moe_status status = MOE_OK;
-  if (dtype == MOE_DTYPE_BF16)
-    status = moe_bf16_from_f32(NULL, (moe_bf16 *)dst, src, n);
-  else if (dtype == MOE_DTYPE_FP16)
-    status = moe_fp16_from_f32(NULL, (moe_fp16 *)dst, src, n);
-  else
-    memcpy(dst, src, (size_t)n * sizeof *src);
-  assert_int_equal(status, MOE_OK);
+  assert_int_equal(test_from_f32(dtype, dst, src, n), MOE_OK);
 }
 
 static void from_dtype(moe_dtype dtype, float *dst, const void *src, int64_t n) {
-  moe_status status = MOE_OK;
-  if (dtype == MOE_DTYPE_BF16)
-    status = moe_bf16_to_f32(NULL, dst, (const moe_bf16 *)src, n);
-  else if (dtype == MOE_DTYPE_FP16)
-    status = moe_fp16_to_f32(NULL, dst, (const moe_fp16 *)src, n);
-  else
-    memcpy(dst, src, (size_t)n * sizeof *dst);
-  assert_int_equal(status, MOE_OK);
+  assert_int_equal(test_to_f32(dtype, dst, src, n), MOE_OK);
 }
 
 static void transpose(float *dst, const float *src, int64_t rows, int64_t columns) {
@@ -164,10 +150,10 @@ static void test_lengths(void **state) {
   const int64_t step = test_cases(1, 7);
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if (!test_use_isa(isa)) continue;
-    for (int64_t i = 0; i < 100 * RULES * CASTS * 4 * 2; i += step) {
+    for (int64_t i = 0; i < 100 * RULES * CASTS * TYPES * 2; i += step) {
       moe_quantize_mx_args q = {.scale_rule = (moe_scale_rule)(i / 100 % RULES),
                                 .cast = (uint32_t)(i / 100 / RULES % CASTS)};
-      q.dtype = (moe_dtype)(i / 100 / RULES / CASTS % 4), q.transposed = (int)(i / 100 / RULES / CASTS / 4);
+      q.dtype = (moe_dtype)(i / 100 / RULES / CASTS % TYPES), q.transposed = (int)(i / 100 / RULES / CASTS / TYPES);
       check(f, &q, test_random_range(&rng, 1, 5), i % 100 + 1, &rng);
     }
   }
@@ -247,9 +233,9 @@ static void test_every_pair(void **state) {
   for (int i = 0; i < 256 * columns; i++) x[i] = float_of(mx_dequantized(f, i / columns, element_get(f, codes, i)));
   moe_dequantize_mx_args d = {
       .element = f->id, .rows = 256, .columns = columns, .codes = codes, .scales = scales, .plain = actual};
-  for (int i = 0; i < 4 * TEST_ISA_COUNT; i++) {
-    if (!test_use_isa(i / 4)) continue;
-    d.dtype = (moe_dtype)(i % 4);
+  for (int i = 0; i < TYPES * TEST_ISA_COUNT; i++) {
+    if (!test_use_isa(i / TYPES)) continue;
+    d.dtype = (moe_dtype)(i % TYPES);
     memset(actual, 0x5a, sizeof actual);
     memset(expected, 0x5a, sizeof expected);
     to_dtype(d.dtype, expected, x, 256 * columns);
@@ -322,8 +308,8 @@ static void test_bad_arguments(void **state) {
   } while (0)
   REFUSED(element, (moe_element)ELEMENTS, INVALID_OPTION);
   REFUSED_BACK(element, (moe_element)-1, INVALID_OPTION);
-  REFUSED(dtype, (moe_dtype)4, INVALID_OPTION);
-  REFUSED_BACK(dtype, (moe_dtype)4, INVALID_OPTION);
+  REFUSED(dtype, (moe_dtype)TYPES, INVALID_OPTION);
+  REFUSED_BACK(dtype, (moe_dtype)TYPES, INVALID_OPTION);
   REFUSED(transposed, 2, INVALID_OPTION);
   REFUSED_BACK(transposed, -1, INVALID_OPTION);
   REFUSED(rows, 0, INVALID_SHAPE);
@@ -349,12 +335,6 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(moe_quantize_mx(&ctx, &good), MOE_OK);
   assert_int_equal(moe_dequantize_mx(&ctx, &fine), MOE_OK);
 }
-
-static void *prestate(int e) { return (void *)(uintptr_t)&elements[e]; }
-
-#define EACH_ELEMENT(test)                                                                    \
-  cmocka_unit_test_prestate(test, prestate(0)), cmocka_unit_test_prestate(test, prestate(1)), \
-      cmocka_unit_test_prestate(test, prestate(2)), cmocka_unit_test_prestate(test, prestate(3))
 
 int main(void) {
   const struct CMUnitTest tests[] = {

@@ -53,7 +53,7 @@ static void test_mx(void **state) {
   const int64_t rounds = 2, step = test_cases(1, 7);
   for (int64_t i = 0; i < LAYOUTS * PLACEMENTS * ELEMENTS * rounds; i += step) {
     struct storage s = {.packed = test_random_chance(&rng, 3), .normal = test_random_chance(&rng, 2)};
-    s.sunk = dtype != MOE_DTYPE_FP16 && test_random_chance(&rng, 3);
+    s.sunk = !test_dtype_narrow(dtype) && test_random_chance(&rng, 3);
     s.gate_up.layout = s.down.layout = (moe_mx_layout)(i % LAYOUTS);
     s.gate_up.scales_layout = s.down.scales_layout = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
@@ -76,7 +76,7 @@ static void test_row_counts(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   for (int64_t n = 0; n < test_cases(84, 14); n++) {
     const int64_t i = n * 5 % 84;
-    struct storage s = {.normal = n % 2 == 1, .sunk = dtype != MOE_DTYPE_FP16 && n % 3 != 0};
+    struct storage s = {.normal = n % 2 == 1, .sunk = !test_dtype_narrow(dtype) && n % 3 != 0};
     s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E2M1;
     if (i % 3 == 2) s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_STATIC, s.powers = 1;
     if (i % 3 == 2) s.gate_up.element = s.down.element = i % 2 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E4M3;
@@ -98,12 +98,12 @@ static void test_float_scales(void **state) {
     struct storage s = {.packed = test_random_chance(&rng, 3)};
     s.gate_up.scaling = (moe_weight_scaling)(1 + i % 5), s.down.scaling = (moe_weight_scaling)(1 + i / 5 % 5);
     s.gate_up.block = s.down.block = blocks[i % 5], s.gate_up.repeat = s.down.repeat = repeats[i % 3];
-    s.gate_up.element = s.down.element = (moe_element)(i % 3);
-    s.powers = dtype == MOE_DTYPE_FP16 || s.gate_up.scaling != MOE_WEIGHT_BLOCK || s.down.scaling != MOE_WEIGHT_BLOCK;
+    s.gate_up.element = s.down.element = element_wide(i);
+    s.powers = test_dtype_narrow(dtype) || s.gate_up.scaling != MOE_WEIGHT_BLOCK || s.down.scaling != MOE_WEIGHT_BLOCK;
     struct problem_options o =
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
     if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
-    if (dtype == MOE_DTYPE_FP16 && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
+    if (test_dtype_narrow(dtype) && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
     check(&o, &s);
   }
 }
@@ -116,7 +116,7 @@ static void test_tiny_scales(void **state) {
   for (int i = 0; i < 8; i++) {
     struct storage s = {.packed = i & 1, .tiny = 1 + i / 2 % 2};
     s.gate_up.scaling = s.down.scaling = MOE_WEIGHT_BLOCK;
-    s.gate_up.element = s.down.element = (moe_element)(i % 3);
+    s.gate_up.element = s.down.element = element_wide(i);
     s.gate_up.block = s.down.block = i < 4 ? 3 : 64;
     const int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     struct problem_options o = shape(9700 + (uint64_t)i, MOE_DTYPE_BF16, H, I);
@@ -159,7 +159,7 @@ static void test_scaled_sums(void **state) {
 static void test_scaled_backward(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   for (int64_t i = 0; i < test_cases(30, 6); i++) {
-    struct storage s = {.powers = dtype == MOE_DTYPE_FP16};
+    struct storage s = {.powers = test_dtype_narrow(dtype)};
     s.gate_up.scaling = (moe_weight_scaling)(1 + i % 5), s.down.scaling = (moe_weight_scaling)(1 + i / 5 % 5);
     struct problem_options o = shape(9800 + (uint64_t)i, dtype, odd[i % 14], odd[i * 5 % 14]);
     o.save_gate_up = 1;

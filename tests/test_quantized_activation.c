@@ -79,7 +79,7 @@ static void test_storage(void **state) {
     for (int j = 0; j < 2; j++) {
       const int64_t n = (i + j * 5) / ELEMENTS % STORAGES;
       s[j].a.element = (moe_element)((i + j) % ELEMENTS);
-      s[j].a.float_scales = n > 0 && s[j].a.element != MOE_ELEMENT_E2M1;
+      s[j].a.float_scales = n > 0 && elements[s[j].a.element].bits == 8;
       if (s[j].a.float_scales) s[j].a.block_rows = blocks[n - 1][0], s[j].a.block_columns = blocks[n - 1][1];
     }
     check(&o, s, 1 + (int)(i % 3));
@@ -130,14 +130,14 @@ static void test_bad_input(void **state) {
     REFUSE(0, FORWARD, codes = NULL, NULL_ARGUMENT, "quantized_hidden_states->codes");
     if (op == PROBLEM_FORWARD) {
       REFUSE(0, FORWARD, scales = NULL, NULL_ARGUMENT, "quantized_hidden_states->scales");
-      REFUSE(0, FORWARD, element = (moe_element)7, INVALID_OPTION, x);
+      REFUSE(0, FORWARD, element = (moe_element)ELEMENTS, INVALID_OPTION, x);
       REFUSE(0, FORWARD, float_scales = 2, INVALID_OPTION, x);
       REFUSE(0, FORWARD, float_scales = 1, INVALID_OPTION, x); /* of 4 bits */
       REFUSE(0, FORWARD, codes = p.tensor[PT_OUTPUT].data, OVERLAP, "output");
       REFUSE(0, FORWARD, codes = workspace, OVERLAP, "workspace");
     } else {
       float *scale = (float *)(void *)s[1].scales.data;
-      REFUSE(0, BACKWARD, element = (moe_element)7, INVALID_OPTION, x);
+      REFUSE(0, BACKWARD, element = (moe_element)ELEMENTS, INVALID_OPTION, x);
       REFUSE(1, BACKWARD, codes = NULL, NULL_ARGUMENT, "quantized_output_hidden_states_grad->codes");
       REFUSE(1, BACKWARD, scales = NULL, NULL_ARGUMENT, "quantized_output_hidden_states_grad->scales");
       REFUSE(1, BACKWARD, scales = (const char *)s[1].a.scales + 1, MISALIGNED,

@@ -18,21 +18,11 @@ struct scaled_case {
 };
 
 static void convert(moe_dtype dtype, void *to, const float *x, int64_t n) {
-  if (dtype == MOE_DTYPE_BF16)
-    assert_int_equal(moe_bf16_from_f32(NULL, to, x, n), MOE_OK);
-  else if (dtype == MOE_DTYPE_FP16)
-    assert_int_equal(moe_fp16_from_f32(NULL, to, x, n), MOE_OK);
-  else
-    memcpy(to, x, (size_t)n * sizeof *x);
+  assert_int_equal(test_from_f32(dtype, to, x, n), MOE_OK);
 }
 
 static void widen(moe_dtype dtype, float *x, const void *from, int64_t n) {
-  if (dtype == MOE_DTYPE_BF16)
-    assert_int_equal(moe_bf16_to_f32(NULL, x, from, n), MOE_OK);
-  else if (dtype == MOE_DTYPE_FP16)
-    assert_int_equal(moe_fp16_to_f32(NULL, x, from, n), MOE_OK);
-  else
-    memcpy(x, from, (size_t)n * sizeof *x);
+  assert_int_equal(test_to_f32(dtype, x, from, n), MOE_OK);
 }
 
 /* Numbers of many sizes, a few that are none, blocks of zeros. */
@@ -97,7 +87,7 @@ static void check_back(struct scaled_case *c, moe_context *ctx) {
                                         .codes = c->codes,
                                         .scales = c->scales,
                                         .plain = c->plain_back};
-  const size_t bytes = (size_t)c->count * (c->q.dtype == MOE_DTYPE_BF16 || c->q.dtype == MOE_DTYPE_FP16 ? 2 : 4);
+  const size_t bytes = (size_t)c->count * (c->q.dtype == MOE_DTYPE_DEFAULT ? 4 : moe_dtype_size(c->q.dtype));
   assert_int_equal(moe_dequantize_scaled(ctx, &d), MOE_OK);
   for (int64_t i = 0; i < c->count; i++) {
     const volatile float product = float_of(element_decoded(c->f, c->codes[i])) * c->scales[block_of(c, i)];
@@ -140,8 +130,9 @@ static void test_blocks(void **state) {
   uint64_t rng = 5;
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
     for (int64_t i = 0; i < test_cases(300, 40) && test_use_isa(isa); i++) {
-      struct scaled_case c = {
-          .q = {.element = (moe_element)(i % 3), .cast = (uint32_t)(i / 3 % 4), .dtype = (moe_dtype)(i % 4)}};
+      struct scaled_case c = {.q = {.element = element_wide(i),
+                                    .cast = (uint32_t)(i / 3 % 4),
+                                    .dtype = (moe_dtype)(i % (1 + TEST_DTYPES))}};
       c.f = &elements[c.q.element];
       c.q.rows = sizes[test_random_range(&rng, 0, 5)], c.q.columns = sizes[test_random_range(&rng, 0, 8)];
       c.q.block_rows = blocks[test_random_range(&rng, 0, 7)], c.q.block_columns = blocks[test_random_range(&rng, 0, 7)];
@@ -156,9 +147,9 @@ static void test_every_bf16(void **state) {
   static const int exponents[] = {127, 38, 39, 40, 41, 228, 229, 230, 231, 254, 1, 129};
   uint64_t rng = 6;
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
-    for (int i = 0; i < 12 && test_use_isa(isa); i++) {
-      struct scaled_case c = {.exponent = exponents[i]};
-      c.q = (moe_quantize_scaled_args){.element = (moe_element)(i % 3), .cast = (uint32_t)(i / 3), .block_rows = 1};
+    for (int i = 0; i < 4 * element_wides() && test_use_isa(isa); i++) {
+      struct scaled_case c = {.exponent = exponents[i % 12]};
+      c.q = (moe_quantize_scaled_args){.element = element_wide(i), .cast = (uint32_t)(i / 3 % 4), .block_rows = 1};
       c.q.dtype = MOE_DTYPE_BF16, c.q.rows = test_cases(128, 8), c.q.columns = 36 * 128;
       c.f = &elements[c.q.element];
       check(&c, &rng, 0);
@@ -176,10 +167,11 @@ static void test_every_code(void **state) {
   uint64_t rng = 7;
   for (int i = 0; i < ROWS * COLUMNS; i++) codes[i] = (uint8_t)(i % 256);
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
-    for (int i = 0; i < 3 * 16 && test_use_isa(isa); i++) {
-      struct scaled_case c = {.q = {.element = (moe_element)(i % 3), .dtype = MOE_DTYPE_BF16, .block_rows = 1}};
+    for (int64_t i = 0; i < element_wides() * 16 && test_use_isa(isa); i++) {
+      struct scaled_case c = {.q = {.element = element_wide(i), .dtype = MOE_DTYPE_BF16, .block_rows = 1}};
       for (int r = 0; r < ROWS; r++)
-        scales[r] = float_of(exponents[i / 3] << 23 | (uint32_t)r % 8 << 20 | (uint32_t)(test_random(&rng) >> 44));
+        scales[r] = float_of(exponents[i / element_wides()] << 23 | (uint32_t)r % 8 << 20 |
+                             (uint32_t)(test_random(&rng) >> 44));
       c.q.rows = ROWS, c.q.columns = COLUMNS, c.count = ROWS * COLUMNS;
       c.block_rows = c.across = 1, c.block_columns = COLUMNS;
       c.f = &elements[c.q.element], c.codes = codes, c.scales = scales;

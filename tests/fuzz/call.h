@@ -5,6 +5,7 @@
 #define MOE_FUZZ_CALL_H
 
 #include "input.h"
+#include "support/dtype.h"
 #include "support/random.h"
 
 enum { FUZZ_TENSORS = 8, FUZZ_MOST_BYTES = 1 << 18 };
@@ -92,7 +93,7 @@ static inline void fuzz_floats(fuzz_call *c, moe_dtype dtype, const fuzz_tensor 
     uint32_t bits = (uint32_t)(r & 0x807fffffu) | (uint32_t)(exponent + (int)(r >> 32 & 7)) % 255u << 23;
     if (special && r >> 58 == 0) bits |= r >> 40 & 1 ? 0x7fc00000u : 0x7f800000u;
     if (kind & 1) bits &= 0xfff00000u;
-    const uint16_t half = dtype == MOE_DTYPE_FP16 ? (uint16_t)r : (uint16_t)(bits >> 16);
+    const uint16_t half = test_dtype_narrow(dtype) ? (uint16_t)r : (uint16_t)(bits >> 16);
     if (t->align == 4)
       memcpy(t->data + 4 * i, &bits, 4);
     else

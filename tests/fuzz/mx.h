@@ -23,7 +23,7 @@ typedef struct fuzz_mx_pair {
 static fuzz_mx_pair fuzz_mx_pair_of(fuzz_input *in) {
   fuzz_mx_pair p;
   memset(&p, 0, sizeof p);
-  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 4);
+  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
   p.from.transposed = fuzz_enum(in, 2);
   p.from.rows = fuzz_length(in, 1, 100, 13), p.from.columns = fuzz_length(in, 1, 100, 13);
   p.to.element = p.from.element, p.to.dtype = p.from.dtype, p.to.transposed = p.from.transposed;
@@ -106,7 +106,7 @@ static void fuzz_mx_back(fuzz_input *in, moe_context *ctx) {
   fuzz_mx_pair p = fuzz_mx_pair_of(in);
   p.to.scale_rule = rules[fuzz_pick(in, 4)], p.to.cast = fuzz_cast(in);
   fuzz_mx_tensors(&c, &p, 1), fuzz_mx_tensors(&back, &p, 0);
-  if (!in->legal || p.from.dtype == MOE_DTYPE_FP16 || !fuzz_open(&c)) return;
+  if (!in->legal || test_dtype_narrow(p.from.dtype) || !fuzz_open(&c)) return;
   for (int64_t line = 0; line < p.lines; line++)
     fuzz_numbers(&c, &elements[p.from.element], c.tensor[1].data + line * p.code_stride, p.length, 32);
   for (int64_t i = 0; i < c.tensor[2].bytes; i++) c.tensor[2].data[i] = (uint8_t)(40 + c.tensor[2].data[i] % 160);

@@ -3,28 +3,25 @@
 #define MOE_FUZZ_NUMBERS_H
 
 #include "call.h"
+#include "support/dtype.h"
 #include "support/mx_quantize_oracle.h"
 
 static moe_dtype fuzz_or_f32(moe_dtype dtype) { return dtype == MOE_DTYPE_DEFAULT ? MOE_DTYPE_F32 : dtype; }
 
 static float *fuzz_as_floats(moe_dtype dtype, const void *data, int64_t n) {
   float *x = (float *)fuzz_memory(n * 4);
-  if (dtype == MOE_DTYPE_BF16)
-    (void)moe_bf16_to_f32(NULL, x, (const moe_bf16 *)data, n);
-  else if (dtype == MOE_DTYPE_FP16)
-    (void)moe_fp16_to_f32(NULL, x, (const moe_fp16 *)data, n);
-  else
+  if (fuzz_or_f32(dtype) == MOE_DTYPE_F32)
     (void)moe_f32_to_f32(NULL, x, (const float *)data, n);
+  else
+    (void)test_to_f32(dtype, x, data, n);
   return x;
 }
 
 static void fuzz_from_floats(moe_dtype dtype, void *data, const float *x, int64_t n) {
-  if (dtype == MOE_DTYPE_BF16)
-    (void)moe_bf16_from_f32(NULL, (moe_bf16 *)data, x, n);
-  else if (dtype == MOE_DTYPE_FP16)
-    (void)moe_fp16_from_f32(NULL, (moe_fp16 *)data, x, n);
-  else
+  if (fuzz_or_f32(dtype) == MOE_DTYPE_F32)
     (void)moe_f32_from_f32(NULL, (float *)data, x, n);
+  else
+    (void)test_from_f32(dtype, data, x, n);
 }
 
 /* Random numbers of an element, and its largest at every `step` from the first. */

@@ -20,7 +20,7 @@ typedef struct fuzz_scaled_pair {
 static fuzz_scaled_pair fuzz_scaled_pair_of(fuzz_input *in) {
   fuzz_scaled_pair p;
   memset(&p, 0, sizeof p);
-  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 4);
+  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
   p.from.rows = fuzz_length(in, 1, 100, 13), p.from.columns = fuzz_length(in, 1, 100, 13);
   p.from.block_rows = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;
   p.from.block_columns = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;
@@ -85,7 +85,7 @@ static void fuzz_scaled_back(fuzz_input *in, moe_context *ctx) {
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
   p.to.scales_given = fuzz_pick(in, 2), p.to.cast = fuzz_cast(in);
   fuzz_scaled_tensors(&c, &p, 1), fuzz_scaled_tensors(&back, &p, 0);
-  if (!in->legal || p.from.dtype == MOE_DTYPE_FP16 || !fuzz_open(&c)) return;
+  if (!in->legal || test_dtype_narrow(p.from.dtype) || !fuzz_open(&c)) return;
   const struct element *f = &elements[p.from.element];
   fuzz_numbers(&c, f, c.tensor[1].data, c.tensor[1].bytes, c.tensor[1].bytes);
   for (int64_t b = 0; b < p.down * p.across; b++)

@@ -86,7 +86,7 @@ static void fuzz_operands(fuzz_input *in, struct problem_options *o) {
 
 static struct problem_options fuzz_options(fuzz_layer *l) {
   fuzz_input *in = l->in;
-  struct problem_options o = problem_options_random(fuzz_take(in, 2), (moe_dtype)(1 + fuzz_pick(in, 3)));
+  struct problem_options o = problem_options_random(fuzz_take(in, 2), (moe_dtype)(1 + fuzz_pick(in, TEST_DTYPES)));
   o.T = 1 + fuzz_pick(in, 12), o.E = 1 + fuzz_pick(in, 3), o.B = 1 + fuzz_pick(in, 9), o.K = 1 + fuzz_pick(in, 2);
   if (fuzz_pick(in, 4) == 0) o.spec = (moe_cte_spec)(MOE_CTE_SHARD_ON_BLOCK_MX + fuzz_pick(in, 3)), o.dropping = 0;
   if (o.spec >= MOE_CTE_SHARD_ON_BLOCK_MX) o.no_conditions = o.device_output_shape = 0;
@@ -173,7 +173,7 @@ static int fuzz_open_layer(fuzz_layer *l) {
     if (problem_run(&l->p, l->ctx, (enum problem_op)op) != MOE_OK ||
         problem_run(&l->twin, l->ctx, (enum problem_op)op) != MOE_OK)
       fuzz_fail("routing", l->ctx);
-  l->comparable = o.dtype != MOE_DTYPE_FP16 && !o.mx.weights.enabled;
+  l->comparable = !test_dtype_narrow(o.dtype) && !o.mx.weights.enabled;
   fuzz_make_weight(l, 0, PT_GATE_UP_WEIGHT), fuzz_make_weight(l, 1, PT_DOWN_WEIGHT);
   fuzz_make_activation(l, 0, PT_HIDDEN_STATES), fuzz_make_activation(l, 1, PT_OUTPUT_GRAD);
   return 1;

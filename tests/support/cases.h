@@ -163,8 +163,8 @@ static inline void test_route_case(test_case *c) {
 /* ---------------------------------------------------------------------------------------------------------- options */
 
 static inline moe_dtype test_any_dtype(uint64_t *rng, moe_dtype own) {
-  int64_t pick = test_random_range(rng, 0, 4);
-  return pick < 3 ? (moe_dtype)(MOE_DTYPE_F32 + pick) : own;
+  int64_t pick = test_random_range(rng, 0, TEST_DTYPES + 1);
+  return pick < TEST_DTYPES ? (moe_dtype)(MOE_DTYPE_F32 + pick) : own;
 }
 
 /* Shape and options; the activation, alpha, up_offset and clamp limits are the caller's. */

@@ -1,6 +1,6 @@
-/* element_oracle.h: the narrow element formats by their definitions: a code is an integer fraction times a power of
-   two, in double, and a float's code is found by bisection between midpoints. Shares no code and no constants with
-   the library. */
+/* element_oracle.h: the narrow element formats by their definitions, one for each entry of MOE_ELEMENT_LIST: a code is
+   an integer fraction times a power of two, in double, and a float's code is found by bisection between midpoints.
+   Shares no code and no constants with the library. */
 #ifndef MOE_TEST_ELEMENT_ORACLE_H
 #define MOE_TEST_ELEMENT_ORACLE_H
 
@@ -28,13 +28,35 @@ struct element {
   moe_status (*to_f32)(moe_context *, float *, const uint8_t *, int64_t);
 };
 
-enum { ELEMENTS = 4 };
-static const struct element elements[ELEMENTS] = {
+#define ELEMENT_ONE_(...) +1
+enum { ELEMENTS = 0 MOE_ELEMENT_LIST(ELEMENT_ONE_) };
+static const struct element elements[] = {
     {"e4m3fn", MOE_ELEMENT_E4M3FN, 8, 3, -9, 0x7e, -1, 0x7f, 448, moe_e4m3fn_from_f32, moe_e4m3fn_to_f32},
     {"e4m3", MOE_ELEMENT_E4M3, 8, 3, -9, 0x77, 0x78, 0x7c, 240, moe_e4m3_from_f32, moe_e4m3_to_f32},
     {"e5m2", MOE_ELEMENT_E5M2, 8, 2, -16, 0x7b, 0x7c, 0x7e, 57344, moe_e5m2_from_f32, moe_e5m2_to_f32},
     {"e2m1", MOE_ELEMENT_E2M1, 4, 1, -1, 7, -1, -1, 6, moe_e2m1_from_f32, moe_e2m1_to_f32},
 };
+_Static_assert(sizeof elements / sizeof *elements == ELEMENTS, "an element has no row here");
+
+/* The i-th of 8 bits, in a circle. */
+static inline moe_element element_wide(int64_t i) {
+  for (int64_t e = 0;; e++)
+    if (elements[e % ELEMENTS].bits == 8 && i-- == 0) return (moe_element)(e % ELEMENTS);
+}
+static inline int64_t element_wides(void) {
+  int64_t n = 0;
+  for (int e = 0; e < ELEMENTS; e++) n += elements[e].bits == 8;
+  return n;
+}
+
+/* In a list of tests: the same one for every element, which *state points to. */
+#define TEST_OF_ELEMENT(test, NAME) \
+  { #test " " #NAME, test, NULL, NULL, (void *)(uintptr_t)&elements[MOE_ELEMENT_##NAME] }
+#define EACH_ELEMENT(test)       \
+  TEST_OF_ELEMENT(test, E4M3FN), \
+  TEST_OF_ELEMENT(test, E4M3),   \
+  TEST_OF_ELEMENT(test, E5M2),   \
+  TEST_OF_ELEMENT(test, E2M1)
 
 /* The value of a code without sign, as if the format went on beyond its last number. */
 static inline double element_value(const struct element *f, int code) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "moe.h"
+#include "support/dtype.h"
 #include "support/random.h"
 
 /* ------------------------------------------------------------------------------------------------- random numbers */
@@ -32,24 +33,15 @@ static inline uint64_t test_case_seed(uint64_t seed, uint64_t index) {
 
 /* ------------------------------------------------------------------------------------------------ element formats */
 
-static inline const char *test_dtype_name(moe_dtype dtype) {
-  static const char *const names[] = {"default",
-#define TEST_NAME_(name, type, NAME) #name,
-                                      MOE_DTYPE_LIST(TEST_NAME_)
-#undef TEST_NAME_
-  };
-  return names[dtype];
-}
+static inline const char *test_dtype_name(moe_dtype dtype) { return test_dtypes[dtype].name; }
 
 /* Significant bits, and the exponent of the last bit of a subnormal. */
-static inline int test_dtype_digits(moe_dtype dtype) {
-  return dtype == MOE_DTYPE_F32 ? 24 : dtype == MOE_DTYPE_BF16 ? 8 : 11;
-}
+static inline int test_dtype_digits(moe_dtype dtype) { return test_dtypes[dtype].fraction_bits + 1; }
 static inline int test_dtype_tiny(moe_dtype dtype) {
-  return dtype == MOE_DTYPE_F32 ? -149 : dtype == MOE_DTYPE_BF16 ? -133 : -24;
+  return 1 - test_dtype_bias(dtype) - test_dtypes[dtype].fraction_bits;
 }
 static inline double test_dtype_max(moe_dtype dtype) {
-  return dtype == MOE_DTYPE_F32 ? 0x1.fffffep127 : dtype == MOE_DTYPE_BF16 ? 0x1.fep127 : 65504.0;
+  return ldexp(2 - ldexp(1, -test_dtypes[dtype].fraction_bits), test_dtype_bias(dtype));
 }
 
 /* The distance between neighbouring numbers of the format at |x|. */
@@ -69,22 +61,25 @@ static inline double test_dtype_round(moe_dtype dtype, double x) {
   return fabs(y) > test_dtype_max(dtype) ? copysign(INFINITY, x) : y;
 }
 
-static inline double test_fp16_decode(uint16_t bits) {
-  int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double magnitude = exponent == 31 ? (fraction ? NAN : INFINITY)
-                     : exponent     ? ldexp(1024 + fraction, exponent - 25)
-                                    : ldexp(fraction, -24);
-  return bits & 0x8000 ? -magnitude : magnitude;
+static inline double test_dtype_decode(moe_dtype dtype, uint32_t bits) {
+  const int digits = test_dtypes[dtype].fraction_bits;
+  const uint32_t magnitude = bits & (test_dtype_sign(dtype) - 1), fraction = magnitude & ((1u << digits) - 1);
+  const int exponent = (int)(magnitude >> digits), tiny = test_dtype_tiny(dtype);
+  double value = exponent ? ldexp((double)(fraction | 1u << digits), exponent - 1 + tiny) : ldexp(fraction, tiny);
+  if (magnitude >= test_dtype_infinity(dtype)) value = fraction ? NAN : INFINITY;
+  return bits & test_dtype_sign(dtype) ? -value : value;
 }
 
-static inline uint16_t test_fp16_encode(double x) { /* x: a value of the format */
-  unsigned sign = signbit(x) ? 0x8000u : 0u;
-  double magnitude = fabs(x);
-  if (isnan(x)) return 0x7e00;
-  if (isinf(x)) return (uint16_t)(sign | 0x7c00);
-  if (magnitude < 0x1p-14) return (uint16_t)(sign | (unsigned)ldexp(magnitude, 24));
-  int exponent = ilogb(magnitude);
-  return (uint16_t)(sign | ((unsigned)(exponent + 15) << 10) | ((unsigned)ldexp(magnitude, 10 - exponent) - 1024u));
+static inline uint32_t test_dtype_encode(moe_dtype dtype, double x) { /* x: a value of the type; NaN is canonical */
+  const int digits = test_dtypes[dtype].fraction_bits, tiny = test_dtype_tiny(dtype);
+  const uint32_t sign = signbit(x) ? test_dtype_sign(dtype) : 0, infinity = test_dtype_infinity(dtype);
+  const double magnitude = fabs(x);
+  if (isnan(x)) return infinity | infinity >> 1;
+  if (isinf(x)) return sign | infinity;
+  if (magnitude < ldexp(1, tiny + digits)) return sign | (uint32_t)ldexp(magnitude, -tiny);
+  const int exponent = ilogb(magnitude);
+  return sign | (((uint32_t)(exponent + test_dtype_bias(dtype) - 1) << digits) +
+                 (uint32_t)ldexp(magnitude, digits - exponent));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- tensors */
@@ -114,27 +109,16 @@ static inline void test_tensor_free(test_tensor *tensor) {
 
 static inline double test_tensor_get(const test_tensor *tensor, int64_t i) {
   if (tensor->dtype == MOE_DTYPE_F32) return (double)((const float *)tensor->data)[i];
-  uint16_t bits = ((const uint16_t *)tensor->data)[i];
-  if (tensor->dtype == MOE_DTYPE_FP16) return test_fp16_decode(bits);
-  uint32_t wide = (uint32_t)bits << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return (double)value;
+  return test_dtype_decode(tensor->dtype, ((const uint16_t *)tensor->data)[i]);
 }
 
 /* Stores x rounded to nearest even. */
 static inline void test_tensor_set(test_tensor *tensor, int64_t i, double x) {
-  double rounded = test_dtype_round(tensor->dtype, x);
-  if (tensor->dtype == MOE_DTYPE_F32) {
+  const double rounded = test_dtype_round(tensor->dtype, x);
+  if (tensor->dtype == MOE_DTYPE_F32)
     ((float *)tensor->data)[i] = (float)rounded;
-  } else if (tensor->dtype == MOE_DTYPE_FP16) {
-    ((uint16_t *)tensor->data)[i] = test_fp16_encode(rounded);
-  } else {
-    float value = (float)rounded;
-    uint32_t wide;
-    memcpy(&wide, &value, sizeof wide);
-    ((uint16_t *)tensor->data)[i] = (uint16_t)(wide >> 16);
-  }
+  else
+    ((uint16_t *)tensor->data)[i] = (uint16_t)test_dtype_encode(tensor->dtype, rounded);
 }
 
 static inline void test_tensor_zero(test_tensor *tensor) { memset(tensor->data, 0, test_tensor_bytes(tensor)); }

@@ -94,12 +94,12 @@ static inline void expect_same_outputs(const struct problem *p, const struct pro
    the end of the range. */
 static inline void spread(struct problem *p, int id, uint64_t *rng, int odd) {
   test_tensor t = problem_typed(p, id);
-  const int most = t.dtype == MOE_DTYPE_FP16 ? 8 : 12;
+  const int most = test_dtype_narrow(t.dtype) ? 8 : 12;
   const double end = test_dtype_max(t.dtype), values[] = {HUGE_VAL, -HUGE_VAL, (double)NAN, end, -end, 0.97 * end};
   for (int64_t i = 0; i < t.count; i++)
     if (test_random_chance(rng, 40))
       test_tensor_set(&t, i, ldexp(test_tensor_get(&t, i), (int)test_random_range(rng, -6, most)));
-  const int64_t tiny = test_random_chance(rng, 5) && t.dtype != MOE_DTYPE_FP16 ? t.count / 3 : 0;
+  const int64_t tiny = test_random_chance(rng, 5) && !test_dtype_narrow(t.dtype) ? t.count / 3 : 0;
   for (int64_t i = 0; i < tiny; i++) test_tensor_set(&t, i + tiny, ldexp(test_tensor_get(&t, i + tiny), -118));
   for (int i = 0; i < 4 && odd; i++) /* few: one in a weight spoils all rows of its expert */
     test_tensor_set(&t, test_random_range(rng, 0, t.count - 1), values[test_random_range(rng, 0, 5)]);

@@ -10,9 +10,12 @@
 static inline moe_status test_pack(moe_context *ctx, moe_dtype dtype, const moe_pack_weights_args *args,
                                    size_t *bytes) {
   switch (dtype) {
-    case MOE_DTYPE_F32: return bytes ? moe_pack_weights_f32_size(ctx, args, bytes) : moe_pack_weights_f32(ctx, args);
-    case MOE_DTYPE_BF16: return bytes ? moe_pack_weights_bf16_size(ctx, args, bytes) : moe_pack_weights_bf16(ctx, args);
-    default: return bytes ? moe_pack_weights_fp16_size(ctx, args, bytes) : moe_pack_weights_fp16(ctx, args);
+#define TEST_PACK_(name, type, NAME) \
+  case MOE_DTYPE_##NAME:             \
+    return bytes ? moe_pack_weights_##name##_size(ctx, args, bytes) : moe_pack_weights_##name(ctx, args);
+    MOE_DTYPE_LIST(TEST_PACK_)
+#undef TEST_PACK_
+    default: return MOE_ERROR_INVALID_OPTION;
   }
 }
 

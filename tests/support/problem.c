@@ -5,12 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dtype.h"
 #include "random.h"
 
 /* --------------------------------------------------------------------------------------------------------- options */
 
 static moe_dtype random_dtype(uint64_t *s) {
-  return (moe_dtype)test_random_range(s, MOE_DTYPE_DEFAULT, MOE_DTYPE_FP16);
+  return (moe_dtype)test_random_range(s, MOE_DTYPE_DEFAULT, TEST_DTYPES);
 }
 
 static moe_router_config random_router(uint64_t *s) {
@@ -159,7 +160,7 @@ static int element_bytes(const struct problem_options *o, enum problem_type type
   if (type == PROBLEM_U8) return 1;
   if (type == PROBLEM_I64) return 8;
   moe_dtype dtype = tensor_dtype(o, type);
-  return dtype == MOE_DTYPE_BF16 || dtype == MOE_DTYPE_FP16 ? 2 : 4;
+  return dtype == MOE_DTYPE_DEFAULT ? 4 : (int)moe_dtype_size(dtype);
 }
 
 static void plan_tensors(struct problem *p) {
@@ -210,14 +211,14 @@ size_t problem_tensor_bytes(const struct problem *p, int tensor) {
 
 /* Bits of a number with exponent `exponent` or a little below. One in 32 is a zero, one in 64 subnormal. */
 static uint32_t random_number(uint64_t *s, moe_dtype dtype, int exponent) {
-  static const int mantissa[] = {0, 23, 7, 10}, bias[] = {0, 127, 127, 15}, digits[] = {0, 32, 16, 16};
+  const int digits = test_dtypes[dtype].fraction_bits;
   uint64_t r = test_random(s);
-  uint32_t sign = (uint32_t)(r >> 63) << (digits[dtype] - 1);
-  uint32_t fraction = (uint32_t)(r >> 8) & ((1u << mantissa[dtype]) - 1);
+  uint32_t sign = r >> 63 ? test_dtype_sign(dtype) : 0;
+  uint32_t fraction = (uint32_t)(r >> 8) & ((1u << digits) - 1);
   if ((r & 31) == 0) return sign;
-  int biased = (r & 63) == 1 ? 0 : exponent - (int)(r >> 6 & 3) + bias[dtype];
+  int biased = (r & 63) == 1 ? 0 : exponent - (int)(r >> 6 & 3) + test_dtype_bias(dtype);
   if (biased < 0) biased = 0;
-  return sign | (uint32_t)biased << mantissa[dtype] | fraction;
+  return sign | (uint32_t)biased << digits | fraction;
 }
 
 static void put(unsigned char *data, int64_t i, int element, uint64_t value) {
@@ -247,20 +248,19 @@ static void fill_row(struct problem *p, int id, int64_t row, int exponent) {
 }
 
 static void fill_nan_row(struct problem *p) {
-  static const uint32_t odd[4][4] = {/* signalling NaN, infinity, negative quiet NaN with payload, -infinity */
-                                     {0},
-                                     {0x7f800001u, 0x7f800000u, 0xffc12345u, 0xff800000u},
-                                     {0x7f81u, 0x7f80u, 0xffc3u, 0xff80u},
-                                     {0x7c01u, 0x7c00u, 0xfe05u, 0xfc00u}};
+  const uint32_t infinity = test_dtype_infinity(p->o.dtype), sign = test_dtype_sign(p->o.dtype);
+  const uint32_t quiet = 1u << (test_dtypes[p->o.dtype].fraction_bits - 1);
+  /* a signalling NaN, infinity, a negative quiet NaN with payload, -infinity */
+  const uint32_t odd[4] = {infinity + 1, infinity, sign + infinity + quiet + 3, sign + infinity};
   int64_t row = p->o.T / 2;
   const struct problem_tensor *x = &p->tensor[PT_HIDDEN_STATES];
-  for (int64_t h = 0; h < p->o.H; h += 3) put(x->data, row * p->o.H + h, x->element, odd[p->o.dtype][h / 3 % 4]);
+  for (int64_t h = 0; h < p->o.H; h += 3) put(x->data, row * p->o.H + h, x->element, odd[h / 3 % 4]);
 }
 
 void problem_fill(struct problem *p) {
   for (int id = 0; id < PT_COUNT; id++) fill_tensor(p, id);
   if (p->o.tiny_rows) { /* times a weight of 2^-3: around and below the smallest normal number */
-    int tiny = p->o.dtype == MOE_DTYPE_FP16 ? -14 : -121;
+    int tiny = test_dtypes[p->o.dtype].exponent_bits == 8 ? -121 : 1 - test_dtype_bias(p->o.dtype);
     for (int64_t t = 0; t < p->o.T; t += 3) fill_row(p, PT_HIDDEN_STATES, t, tiny - (int)(t % 5));
     for (int64_t t = 0; t < p->o.T; t += 4) fill_row(p, PT_OUTPUT_GRAD, t, tiny - (int)(t % 7));
   }
@@ -298,10 +298,7 @@ uint64_t problem_hash(const struct problem *p, uint64_t h, enum problem_op op) {
 
 /* --------------------------------------------------------------------------------------------------------- describe */
 
-const char *problem_dtype_name(moe_dtype dtype) {
-  static const char *const name[] = {"default", "f32", "bf16", "fp16"};
-  return name[dtype];
-}
+const char *problem_dtype_name(moe_dtype dtype) { return test_dtypes[dtype].name; }
 
 void problem_describe(const struct problem *p, const moe_context *ctx, char *text, size_t bytes) {
   const struct problem_options *o = &p->o;

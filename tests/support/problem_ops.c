@@ -4,20 +4,45 @@
 
 #include "problem.h"
 
-/* X(ENUMERATOR of problem_op, field of problem_args, args type, function) of the functions that exist per dtype. */
-#define TYPED_OPS(X)                                                                            \
-  X(ROUTER, router, moe_router_topk_args, moe_router_topk)                                      \
-  X(FORWARD, forward, moe_blockwise_mm_fwd_args, moe_blockwise_mm_fwd)                          \
-  X(BACKWARD, backward, moe_blockwise_mm_bwd_args, moe_blockwise_mm_bwd)                        \
-  X(ROUTER_BACKWARD, router_backward, moe_router_topk_bwd_args, moe_router_topk_bwd)
+/* X(ENUMERATOR of problem_op, field of problem_args) of the functions that exist per dtype. */
+#define TYPED_OPS(X)    \
+  X(ROUTER, router)     \
+  X(FORWARD, forward)   \
+  X(BACKWARD, backward) \
+  X(ROUTER_BACKWARD, router_backward)
 
-#define TYPED_TABLE(OP, field, args_type, function)                                                                  \
-  static moe_status (*const call_##field[])(moe_context *, const args_type *) = {NULL, function##_f32,               \
-      function##_bf16, function##_fp16};                                                                             \
-  static moe_status (*const size_##field[])(moe_context *, const args_type *, size_t *) = {                          \
-      NULL, function##_f32_workspace_size, function##_bf16_workspace_size, function##_fp16_workspace_size};
-TYPED_OPS(TYPED_TABLE)
-#undef TYPED_TABLE
+/* Each of them of one dtype, or with `query` what it needs. */
+#define TYPED_CALLS(name, type, NAME)                                                                                 \
+  static moe_status call_##name(enum problem_op op, moe_context *ctx, const struct problem_args *a, int query,        \
+                                size_t *bytes) {                                                                      \
+    switch (op) {                                                                                                     \
+      case PROBLEM_ROUTER:                                                                                            \
+        return query ? moe_router_topk_##name##_workspace_size(ctx, &a->router, bytes)                                \
+                     : moe_router_topk_##name(ctx, &a->router);                                                       \
+      case PROBLEM_FORWARD:                                                                                           \
+        return query ? moe_blockwise_mm_fwd_##name##_workspace_size(ctx, &a->forward, bytes)                          \
+                     : moe_blockwise_mm_fwd_##name(ctx, &a->forward);                                                 \
+      case PROBLEM_BACKWARD:                                                                                          \
+        return query ? moe_blockwise_mm_bwd_##name##_workspace_size(ctx, &a->backward, bytes)                         \
+                     : moe_blockwise_mm_bwd_##name(ctx, &a->backward);                                                \
+      default:                                                                                                        \
+        return query ? moe_router_topk_bwd_##name##_workspace_size(ctx, &a->router_backward, bytes)                   \
+                     : moe_router_topk_bwd_##name(ctx, &a->router_backward);                                          \
+    }                                                                                                                 \
+  }
+MOE_DTYPE_LIST(TYPED_CALLS)
+#undef TYPED_CALLS
+
+static moe_status typed_call(enum problem_op op, moe_context *ctx, const struct problem_args *args, int query,
+                             size_t *bytes) {
+  switch (args->dtype) {
+#define TYPED_DTYPE(name, type, NAME) \
+  case MOE_DTYPE_##NAME: return call_##name(op, ctx, args, query, bytes);
+    MOE_DTYPE_LIST(TYPED_DTYPE)
+#undef TYPED_DTYPE
+    default: abort();
+  }
+}
 
 const char *problem_op_name(enum problem_op op) {
   static const char *const name[] = {"router",  "load_balance", "z_loss",         "route_blocks",
@@ -27,8 +52,8 @@ const char *problem_op_name(enum problem_op op) {
 
 moe_status problem_call(enum problem_op op, moe_context *ctx, const struct problem_args *args) {
   switch (op) {
-#define TYPED_CASE(OP, field, args_type, function) \
-  case PROBLEM_##OP: return call_##field[args->dtype](ctx, &args->field);
+#define TYPED_CASE(OP, field) \
+  case PROBLEM_##OP: return typed_call(op, ctx, args, 0, NULL);
     TYPED_OPS(TYPED_CASE)
 #undef TYPED_CASE
     case PROBLEM_LOAD_BALANCE: return moe_router_load_balance_loss(ctx, &args->load_balance);
@@ -42,8 +67,8 @@ moe_status problem_call(enum problem_op op, moe_context *ctx, const struct probl
 moe_status problem_workspace_size(enum problem_op op, moe_context *ctx, const struct problem_args *args,
                                   size_t *bytes) {
   switch (op) {
-#define TYPED_CASE(OP, field, args_type, function) \
-  case PROBLEM_##OP: return size_##field[args->dtype](ctx, &args->field, bytes);
+#define TYPED_CASE(OP, field) \
+  case PROBLEM_##OP: return typed_call(op, ctx, args, 1, bytes);
     TYPED_OPS(TYPED_CASE)
 #undef TYPED_CASE
     case PROBLEM_ROUTE_BLOCKS: return moe_route_blocks_workspace_size(ctx, &args->route, bytes);
@@ -57,7 +82,7 @@ moe_status problem_workspace_size(enum problem_op op, moe_context *ctx, const st
 
 void problem_set_workspace(enum problem_op op, struct problem_args *args, void *workspace, size_t bytes) {
   switch (op) {
-#define TYPED_CASE(OP, field, args_type, function)                                     \
+#define TYPED_CASE(OP, field)                                                          \
   case PROBLEM_##OP:                                                                   \
     args->field.workspace = workspace;                                                 \
     args->field.workspace_bytes = bytes;                                               \

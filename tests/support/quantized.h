@@ -3,6 +3,7 @@
 #ifndef MOE_TEST_QUANTIZED_H
 #define MOE_TEST_QUANTIZED_H
 
+#include "dtype.h"
 #include "element_oracle.h"
 #include "guard.h"
 #include "mx_oracle.h"
@@ -144,9 +145,7 @@ static inline int quantized_plain(const struct quantized *q, moe_dtype dtype, vo
     const int64_t e = i / q->columns / q->parts / q->K;
     x[i] = codes_only ? quantized_code_value(q, e, k, part, column) : quantized_value(q, e, k, part, column);
   }
-  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16 && moe_bf16_from_f32(NULL, to, x, n) != MOE_OK) abort();
-  if (dtype == MOE_DTYPE_FP16 && moe_fp16_from_f32(NULL, to, x, n) != MOE_OK) abort();
+  if (test_from_f32(dtype, to, x, n) != MOE_OK) abort();
   free(x);
   return 1;
 }

@@ -46,7 +46,7 @@ static void skew_codes(struct quantized *q, const struct storage *s, uint64_t *r
 static void layer_open(struct layer *l, const struct problem_options *o, const struct storage *s, int codes_only) {
   uint64_t rng = o->seed * 77 + 5;
   const int e5m2 = s->gate_up.element == MOE_ELEMENT_E5M2 || s->down.element == MOE_ELEMENT_E5M2;
-  const int low = o->dtype == MOE_DTYPE_FP16 ? 120 : 112, high = o->dtype == MOE_DTYPE_FP16 && e5m2 ? 126 : 130;
+  const int low = test_dtype_narrow(o->dtype) ? 120 : 112, high = test_dtype_narrow(o->dtype) && e5m2 ? 126 : 130;
   memset(l, 0, sizeof *l);
   assert_true(problem_open(&l->p, o, NULL, NULL));
   problem_fill(&l->p);

@@ -3,6 +3,7 @@
 #ifndef MOE_TEST_STORED_H
 #define MOE_TEST_STORED_H
 
+#include "dtype.h"
 #include "guard.h"
 #include "mx_quantize_oracle.h"
 #include "random.h"
@@ -75,9 +76,7 @@ static inline void stored_plain(const struct stored *s, moe_dtype dtype, void *t
   float *x = malloc((size_t)n * sizeof *x);
   if (x == NULL) abort();
   for (int64_t i = 0; i < n; i++) x[i] = stored_value(s, i / s->columns, i % s->columns);
-  if (dtype == MOE_DTYPE_F32) memcpy(to, x, (size_t)n * sizeof *x);
-  if (dtype == MOE_DTYPE_BF16 && moe_bf16_from_f32(NULL, to, x, n) != MOE_OK) abort();
-  if (dtype == MOE_DTYPE_FP16 && moe_fp16_from_f32(NULL, to, x, n) != MOE_OK) abort();
+  if (test_from_f32(dtype, to, x, n) != MOE_OK) abort();
   free(x);
 }
 

@@ -12,10 +12,9 @@
 
 #include <cmocka.h>
 
+#include "dtype.h"
 #include "moe.h"
 #include "random.h"
-
-enum { TEST_ISA_COUNT = MOE_ISA_AVX512BF16 + 1 };
 
 /* MOE_TEST_QUICK=1 (sanitizer builds) divides the number of cases. */
 static inline int64_t test_cases(int64_t full, int64_t quick) { return getenv("MOE_TEST_QUICK") ? quick : full; }
@@ -30,18 +29,21 @@ static inline int test_use_quick_isa(int isa) {
   return test_cases(1, isa != MOE_ISA_SCALAR) && test_use_isa(isa);
 }
 
-static inline void test_use_best_isa(void) { (void)moe_isa_limit(MOE_ISA_AVX512BF16); }
+static inline void test_use_best_isa(void) { (void)moe_isa_limit((moe_isa)(TEST_ISA_COUNT - 1)); }
 
 /* A type as a test's state. */
 static inline void *test_dtype_state(moe_dtype dtype) {
-  static moe_dtype all[] = {MOE_DTYPE_DEFAULT, MOE_DTYPE_F32, MOE_DTYPE_BF16, MOE_DTYPE_FP16};
+  static moe_dtype all[1 + TEST_DTYPES];
+  all[dtype] = dtype;
   return &all[dtype];
 }
 
 /* In a list of tests: the same one for every type, which *state points to. */
-#define EACH_DTYPE(test)                                                \
-  {#test " f32", test, NULL, NULL, test_dtype_state(MOE_DTYPE_F32)},    \
-  {#test " bf16", test, NULL, NULL, test_dtype_state(MOE_DTYPE_BF16)},  \
-  {#test " fp16", test, NULL, NULL, test_dtype_state(MOE_DTYPE_FP16)}
+#define TEST_OF_DTYPE(test, name, NAME) \
+  { #test " " #name, test, NULL, NULL, test_dtype_state(MOE_DTYPE_##NAME) }
+#define EACH_DTYPE(test)           \
+  TEST_OF_DTYPE(test, f32, F32),   \
+  TEST_OF_DTYPE(test, bf16, BF16), \
+  TEST_OF_DTYPE(test, fp16, FP16)
 
 #endif /* MOE_TEST_TEST_H */
