@@ -35,8 +35,9 @@
    CONVENTIONS
      Tensors are dense and row-major. `void *` tensors hold the element type named by the function's suffix (f32: float,
      bf16: moe_bf16, fp16: moe_fp16) unless a *_dtype field beside them says otherwise. Every pointer must be aligned to
-     its element. A zeroed struct field is the default; pointers marked (optional) may be NULL. Tensor and option names
-     are those of AWS nki-library's moe_cte and blockwise_mm_bwd.
+     its element. A zeroed struct field is the default; pointers marked (optional) may be NULL. An enum's MOE_*_COUNT_
+     is none of its values, but how many there are. Tensor and option names are those of AWS nki-library's moe_cte and
+     blockwise_mm_bwd.
 
    NUMERIC CONTRACT: the same bits from every instruction set, thread count, compiler and optimisation level
      1. Product sums. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32 from +0, two k at a

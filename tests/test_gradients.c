@@ -222,7 +222,7 @@ static void test_analytic_gradients(void **state) {
     problem_free(&p);
   }
   assert_int_equal(seen_activations, (1 << MOE_ACT_COUNT_) - 1);
-  assert_int_equal(seen_modes, (1 << (MOE_AFFINITY_ON_I + 1)) - 1);
+  assert_int_equal(seen_modes, (1 << MOE_AFFINITY_COUNT_) - 1);
   assert_int_equal(seen_scores, 0xfff);
   print_message("%d configurations, worst relative difference %.2g\n", CONFIGURATIONS, worst);
 }

@@ -5,7 +5,7 @@
 #include "support/mx_check.h"
 #include "support/pool.h"
 
-enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 + 1 };
+enum { LAYOUTS = MOE_MX_LAYOUT_COUNT_, PLACEMENTS = MOE_MX_SCALES_COUNT_ };
 
 /* Short rows, partial tiles, remainders of 384 and others, more than one packed group of scales. */
 static const int64_t lengths[] = {1,   3,   4,   31,  32,  64,  96,  100, 128,  160,  188,  192,  384,

@@ -6,7 +6,7 @@
 #include "support/mx_quantize_oracle.h"
 #include "support/pool.h"
 
-enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
+enum { RULES = MOE_SCALE_COUNT_, CASTS = 4, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 

@@ -5,7 +5,7 @@
 #include "support/guard.h"
 #include "support/mx_cases.h"
 
-enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1 };
+enum { LAYOUTS = MOE_MX_LAYOUT_COUNT_ };
 
 /* ------------------------------------------------------------------------------------------------ the layer by hand */
 

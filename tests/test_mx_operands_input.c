@@ -48,7 +48,7 @@ static void test_bad_operands(void **state) {
   REFUSED_EACH(cast, 0x80000000u);
   REFUSED(weight_grads, 2, "mx.weight_grads");
   REFUSED(weight_grads, -1, "mx.weight_grads");
-  REFUSED(activation_layout, (moe_mx_layout)(MOE_MX_LAYOUT_GGML + 1), "mx.activation_layout");
+  REFUSED(activation_layout, (moe_mx_layout)MOE_MX_LAYOUT_COUNT_, "mx.activation_layout");
   REFUSED(activation_layout, (moe_mx_layout)-1, "mx.activation_layout");
   close_problem(&p);
 }

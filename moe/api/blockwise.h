@@ -36,7 +36,8 @@ typedef struct moe_blockwise_layer {
 typedef enum moe_shard_option { /* how the device divides the work */
   MOE_SHARD_ON_HIDDEN = 0,
   MOE_SHARD_ON_INTERMEDIATE = 1,
-  MOE_SHARD_AUTO = 2
+  MOE_SHARD_AUTO = 2,
+  MOE_SHARD_COUNT_
 } moe_shard_option;
 
 /* What nki-library's callers tell its kernels, and what changes nothing here. Zero is the default. */
@@ -56,7 +57,8 @@ typedef enum moe_cte_spec {
   MOE_CTE_SHARD_ON_I_DROPPING = 3, /* N = E, block e is expert e; block_to_expert is not read */
   MOE_CTE_SHARD_ON_BLOCK_MX = 4,
   MOE_CTE_SHARD_ON_I_MX = 5,
-  MOE_CTE_SHARD_ON_I_MX_HYBRID = 6
+  MOE_CTE_SHARD_ON_I_MX_HYBRID = 6,
+  MOE_CTE_COUNT_
 } moe_cte_spec;
 
 /* The device kernel that a call stands in for. Zero is the default. */
@@ -95,10 +97,11 @@ typedef struct moe_blockwise_mm_fwd_args {
 
 typedef enum moe_affinity_option {
   MOE_AFFINITY_OPTION_ON_H = 0, /* dA = <dY, down checkpoint>, or as ON_I where that is NULL */
-  MOE_AFFINITY_OPTION_ON_I = 1  /* dA = <dY*Wd^T, m> + <dY, b_d>: needs no down checkpoint */
+  MOE_AFFINITY_OPTION_ON_I = 1, /* dA = <dY*Wd^T, m> + <dY, b_d>: needs no down checkpoint */
+  MOE_AFFINITY_OPTION_COUNT_
 } moe_affinity_option;
 
-typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1 } moe_kernel_type;
+typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1, MOE_KERNEL_COUNT_ } moe_kernel_type;
 
 /* Backward of the above for dY = output_hidden_states_grad; g,u from the checkpoint, or recomputed to the same bits.
      m = act(g)*(u+up_offset), dm0 = dY*Wd^T, dm = a*dm0 (POST_SCALE, ON_I) or dm0

@@ -40,7 +40,8 @@ typedef void (*moe_task)(void *arg, int64_t index);
 typedef enum moe_schedule {
   MOE_SCHEDULE_PING_PONG = 0, /* the next free thread takes the next item */
   MOE_SCHEDULE_HI_LO = 1,     /* each thread owns one contiguous range */
-  MOE_SCHEDULE_SHUFFLED = 2   /* items in a pseudo-random order: to convince yourself that order does not matter */
+  MOE_SCHEDULE_SHUFFLED = 2,  /* items in a pseudo-random order: to convince yourself that order does not matter */
+  MOE_SCHEDULE_COUNT_
 } moe_schedule;
 
 /* A zeroed context is valid: serial (OpenMP's threads under -fopenmp), no allocator. One context serves one call at a

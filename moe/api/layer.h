@@ -35,7 +35,8 @@ typedef enum moe_affinity_mode {
   MOE_AFFINITY_POST_SCALE = 0,        /* y += a*d */
   MOE_AFFINITY_NO_SCALE = 1,          /* y += d */
   MOE_AFFINITY_PRE_SCALE = 2,         /* expert input a*x: g,u = a*(x*W) + bias */
-  MOE_AFFINITY_ON_I = 3               /* y += (a*m)*Wd + a*b_d (nkilib expert_affinity_multiply_on_I) */
+  MOE_AFFINITY_ON_I = 3,              /* y += (a*m)*Wd + a*b_d (nkilib expert_affinity_multiply_on_I) */
+  MOE_AFFINITY_COUNT_
 } moe_affinity_mode;
 
 enum { MOE_CLAMP_GATE_UPPER = 1, MOE_CLAMP_GATE_LOWER = 2, MOE_CLAMP_UP_UPPER = 4, MOE_CLAMP_UP_LOWER = 8 };

@@ -48,7 +48,8 @@ typedef enum moe_mx_layout {
   MOE_MX_LAYOUT_NKI_WRAPX_WHOLE = 4,   /* K % 32 == 0 */
   MOE_MX_LAYOUT_NKI_1X32 = 5,          /* K % 32 == 0 */
   MOE_MX_LAYOUT_GPT_OSS = 6,           /* K % 32 == 0, 4 bits */
-  MOE_MX_LAYOUT_GGML = 7               /* K % 32 == 0, 4 bits; scales are in codes, the scale pointer is not used */
+  MOE_MX_LAYOUT_GGML = 7,              /* K % 32 == 0, 4 bits; scales are in codes, the scale pointer is not used */
+  MOE_MX_LAYOUT_COUNT_
 } moe_mx_layout;
 
 /* Where the scale bytes lie, if not as above. Scale rows s of an NKI layout are its second axis. */
@@ -57,9 +58,10 @@ typedef enum moe_mx_scales {
   MOE_MX_SCALES_NKI_OVERSIZED = 1, /* NKI: as many rows as the words have, row s at (s/4)*32 + s%4: four per quadrant */
   MOE_MX_SCALES_NKI_PACKED = 2,    /* WRAPX*, 1X32: [E,ceil(K/2048)*128,parts*columns]; s = 16t+r is at row
                                       (t/4)*128 + (t%4)*4 + (r/4)*32 + r%4. Source: get_scale_packing_info */
-  MOE_MX_SCALES_TILED_128X4 = 3    /* PLAIN, GPT_OSS: per expert [ceil(rows/128),ceil(G/4)] tiles of 512 bytes, (row,g)
+  MOE_MX_SCALES_TILED_128X4 = 3,   /* PLAIN, GPT_OSS: per expert [ceil(rows/128),ceil(G/4)] tiles of 512 bytes, (row,g)
                                       of a tile at (row%32)*16 + (row%128/32)*4 + g%4. Source: cuBLAS, 1D block scaling
                                       factors layout; torchao's to_blocked */
+  MOE_MX_SCALES_COUNT_
 } moe_mx_scales;
 
 typedef struct moe_mx_layout_bytes {
@@ -95,8 +97,9 @@ MOE_API moe_status moe_nki_x4_permutation(moe_context *ctx, moe_mx_layout layout
 typedef enum moe_nki_vector {
   MOE_NKI_GATE_UP_BIAS = 0, /* [E,2,I] <-> [E,min(I,512)/4,2,ceil(I/512),4]: (g, 512t + q*(R/4) + p) <-> (p,g,t,q) with
                                R = min(512, I-512t). I % 4 == 0; padding becomes 0. Source: nki-library, as X4 */
-  MOE_NKI_DOWN_SCALE = 1    /* [E,1,H]: logical c*128 + p <-> stored p*(H/128) + c; H % 128 == 0. Per-row scales of
+  MOE_NKI_DOWN_SCALE = 1,   /* [E,1,H]: logical c*128 + p <-> stored p*(H/128) + c; H % 128 == 0. Per-row scales of
                                fp8 weights. Source: nki-library's moe_cte_torch.py, quantisation strategy 5 */
+  MOE_NKI_COUNT_
 } moe_nki_vector;
 
 typedef struct moe_nki_vector_args {

@@ -15,7 +15,8 @@ typedef enum moe_pack_layout {
   MOE_PACK_GATE_UP = 0, /* gate_up_proj_weight [E,H,2,I] */
   MOE_PACK_UP = 1,      /* the same, for layers with skip_gate: the up half only */
   MOE_PACK_DOWN = 2,    /* down_proj_weight [E,I,H] */
-  MOE_PACK_GROUPED = 3  /* W [E,N,K] of moe_grouped_gemm */
+  MOE_PACK_GROUPED = 3, /* W [E,N,K] of moe_grouped_gemm */
+  MOE_PACK_COUNT_
 } moe_pack_layout;
 
 /* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes too

@@ -69,7 +69,8 @@ typedef enum moe_scale_rule {
   MOE_SCALE_ROUND_UP = 2,  /* ceil(log2(amax/max)): the least without saturation. Triton's downcast_to_mxfp, NVIDIA */
   MOE_SCALE_CEIL = 3,      /* ceil(log2 amax) - emax. torchao */
   MOE_SCALE_EVEN = 4,      /* floor(log2 of amax rounded to the element's precision) - emax. torchao, AMD */
-  MOE_SCALE_NEAREST = 5    /* log2(amax/max) rounded to nearest. MLX's first */
+  MOE_SCALE_NEAREST = 5,   /* log2(amax/max) rounded to nearest. MLX's first */
+  MOE_SCALE_COUNT_
 } moe_scale_rule;
 
 /* A plain tensor [rows,columns] as element codes and one E8M0 scale byte per group of 32 along the columns; with
@@ -150,8 +151,9 @@ typedef enum moe_weight_scaling {
   MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block),repeat];
                                         [E,ceil(I/block),ceil(H/block),repeat], of the last axis the first is read */
   MOE_WEIGHT_STATIC_PER_EXPERT = 4,  /* [E,2]; [E] */
-  MOE_WEIGHT_COLUMN_PER_EXPERT = 5   /* [E,2,I]; [E,H], the "row" scales of nkilib (its stored order of down's:
+  MOE_WEIGHT_COLUMN_PER_EXPERT = 5,  /* [E,2,I]; [E,H], the "row" scales of nkilib (its stored order of down's:
                                         MOE_NKI_DOWN_SCALE) */
+  MOE_WEIGHT_COUNT_
 } moe_weight_scaling;
 
 /* A weight as it is stored, in place of a plain one. What it stands for, w, is in the forward

@@ -11,13 +11,15 @@
 typedef enum moe_score_function {
   MOE_SCORE_SOFTMAX = 0,
   MOE_SCORE_SIGMOID = 1,      /* 1/(1+exp(-z)) */
-  MOE_SCORE_SQRT_SOFTPLUS = 2 /* sqrt(log(1+exp(z))), below z = -18 computed as exp(z/2), the same within 2^-26 of it */
+  MOE_SCORE_SQRT_SOFTPLUS = 2, /* sqrt(log(1+exp(z))), below z = -18 computed as exp(z/2), the same within 2^-26 */
+  MOE_SCORE_COUNT_
 } moe_score_function;
 
 /* Which of the two comes first matters for softmax only: over the K selected logits, or over all E. */
 typedef enum moe_score_order {
   MOE_SCORE_AFTER_TOPK = 0, /* top-k on the logits, then the score of the K values (nkilib router_pre_norm=False) */
-  MOE_SCORE_BEFORE_TOPK = 1 /* score all E, then top-k */
+  MOE_SCORE_BEFORE_TOPK = 1, /* score all E, then top-k */
+  MOE_SCORE_ORDER_COUNT_
 } moe_score_order;
 
 typedef struct moe_router_config {
@@ -117,7 +119,8 @@ MOE_API moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_arg
 
 typedef enum moe_drop_policy {
   MOE_DROP_BY_POSITION = 0, /* beyond capacity, the later tokens are dropped */
-  MOE_DROP_BY_WEIGHT = 1    /* the smallest weights are dropped (ties: the later tokens) */
+  MOE_DROP_BY_WEIGHT = 1,   /* the smallest weights are dropped (ties: the later tokens) */
+  MOE_DROP_COUNT_
 } moe_drop_policy;
 
 /* Blocks that always suffice for a dropless routing: ceil((T*K - (E-1)) / B) + E-1, never less than 1 (with T*K < E it

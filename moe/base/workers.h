@@ -16,7 +16,7 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
   if (!ctx) return MOE_OK;
   if (ctx->num_threads < 0 || ctx->num_threads > MOE_MAX_WORKERS_)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "ctx.num_threads", "must be between 0 and 1024");
-  MOE_TRY(moe_check_enum_(ctx, "ctx.schedule", (int)ctx->schedule, MOE_SCHEDULE_SHUFFLED + 1));
+  MOE_TRY(moe_check_enum_(ctx, "ctx.schedule", (int)ctx->schedule, MOE_SCHEDULE_COUNT_));
   if (!ctx->allocate != !ctx->release)
     return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "ctx.allocate", "and ctx.release must be given together");
   return MOE_OK;

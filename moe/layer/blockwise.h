@@ -32,7 +32,7 @@ MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *co
   static const char *const name[4] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit",
                                       "config.up_clamp_upper_limit", "config.up_clamp_lower_limit"};
   MOE_TRY(moe_check_enum_(ctx, "config.activation", (int)config->activation, MOE_ACT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_ON_I + 1));
+  MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "config.skip_gate", config->skip_gate));
   MOE_TRY(moe_check_finite_(ctx, "config.alpha", &config->alpha));
   MOE_TRY(moe_check_finite_(ctx, "config.up_offset", &config->up_offset));
@@ -49,7 +49,7 @@ MOE_FN moe_status moe_check_mx_operands_(moe_context *ctx, const moe_blockwise_l
   MOE_TRY(moe_mx_round_check_(ctx, "mx.weights", &mx->weights));
   MOE_TRY(moe_mx_round_check_(ctx, "mx.gradients", &mx->gradients));
   MOE_TRY(moe_check_flag_(ctx, "mx.weight_grads", mx->weight_grads));
-  MOE_TRY(moe_check_enum_(ctx, "mx.activation_layout", (int)mx->activation_layout, MOE_MX_LAYOUT_GGML + 1));
+  MOE_TRY(moe_check_enum_(ctx, "mx.activation_layout", (int)mx->activation_layout, MOE_MX_LAYOUT_COUNT_));
   if (mx->activations.enabled) {
     MOE_TRY(moe_mx_check_shape_(ctx, mx->activation_layout, 4, 2, layer->H));
     MOE_TRY(moe_mx_check_shape_(ctx, mx->activation_layout, 4, 1, layer->I));
@@ -82,7 +82,7 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
 MOE_FN moe_status moe_check_hints_(moe_context *ctx, const moe_nkilib_hints *hints, int64_t B) {
   MOE_TRY(moe_check_flag_(ctx, "hints.skip_weight", hints->skip_weight));
   MOE_TRY(moe_check_flag_(ctx, "hints.pre_scale_delayed", hints->pre_scale_delayed));
-  MOE_TRY(moe_check_enum_(ctx, "hints.shard_option", (int)hints->shard_option, MOE_SHARD_AUTO + 1));
+  MOE_TRY(moe_check_enum_(ctx, "hints.shard_option", (int)hints->shard_option, MOE_SHARD_COUNT_));
   if (hints->block_tile_size < 0 || (hints->block_tile_size > 0 && B % hints->block_tile_size != 0))
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "hints.block_tile_size", "must be 0 or divide B");
   return MOE_OK;

@@ -58,8 +58,8 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, void *state, const moe_c
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
                                           args->quantized_output_hidden_states_grad));
   MOE_TRY(moe_check_hints_(ctx, &args->hints, args->layer.B));
-  MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_ON_I + 1));
-  MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_DROPPING + 1));
+  MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
   MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, outputs));

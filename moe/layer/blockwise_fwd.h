@@ -13,6 +13,10 @@ typedef struct moe_forward_ {
 
 /* ------------------------------------------------------------------------------------------------------ validation */
 
+MOE_FN int moe_is_mx_spec_(moe_cte_spec spec) {
+  return spec == MOE_CTE_SHARD_ON_BLOCK_MX || spec == MOE_CTE_SHARD_ON_I_MX || spec == MOE_CTE_SHARD_ON_I_MX_HYBRID;
+}
+
 MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
 
 /* What the device kernels of seed S2 accept. */
@@ -25,7 +29,7 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
     int broken;
     const char *name, *what;
   } limit[] = {
-      {dtype == MOE_DTYPE_F32, "dtype", "must be bf16 or fp16 on the device"},
+      {dtype != MOE_DTYPE_BF16 && dtype != MOE_DTYPE_FP16, "dtype", "must be bf16 or fp16 on the device"},
       {l->B % 256 != 0 || l->B > 1024, "B", "must be 256, 512, 768 or 1024 on the device"},
       {l->T > 32768, "T", "must be at most 32768 on the device"},
       {l->H % 512 != 0 || l->H > 8192, "H", "must be a multiple of 512 up to 8192 on the device"},
@@ -40,17 +44,17 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
       {spec == MOE_CTE_SHARD_ON_I && args->hints.skip_weight, "hints.skip_weight", "is not taken by SHARD_ON_I"},
       {spec == MOE_CTE_SHARD_ON_I_HYBRID && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by SHARD_ON_I_HYBRID"},
-      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && checkpoints, "gate_up_activations_T",
+      {moe_is_mx_spec_(spec) && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by the MX specs"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
        "must be POST_SCALE for SHARD_ON_BLOCK_MX"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
        "is not taken by SHARD_ON_BLOCK_MX"},
-      {spec > MOE_CTE_SHARD_ON_BLOCK_MX && moe_pre_scaled_(&l->config), "config.affinity_mode",
+      {moe_is_mx_spec_(spec) && moe_pre_scaled_(&l->config), "config.affinity_mode",
        "may not be PRE_SCALE for SHARD_ON_I_MX"},
-      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_gate_up_proj_weight),
+      {moe_is_mx_spec_(spec) && !moe_device_weight_(l->quantized_gate_up_proj_weight),
        "quantized_gate_up_proj_weight", "must be in an x4 layout on the device"},
-      {spec >= MOE_CTE_SHARD_ON_BLOCK_MX && !moe_device_weight_(l->quantized_down_proj_weight),
+      {moe_is_mx_spec_(spec) && !moe_device_weight_(l->quantized_down_proj_weight),
        "quantized_down_proj_weight", "must be in an x4 layout on the device"},
       {spec == MOE_CTE_SHARD_ON_I_DROPPING && !moe_post_scaled_(&l->config), "config.affinity_mode",
        "must be POST_SCALE or ON_I for SHARD_ON_I_DROPPING"},
@@ -81,12 +85,12 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   const moe_cte_spec spec = args->device.spec;
   MOE_TRY(moe_check_layer_options_(ctx, l));
   MOE_TRY(moe_check_hints_(ctx, &args->hints, l->B));
-  MOE_TRY(moe_check_enum_(ctx, "device.spec", (int)spec, MOE_CTE_SHARD_ON_I_MX_HYBRID + 1));
+  MOE_TRY(moe_check_enum_(ctx, "device.spec", (int)spec, MOE_CTE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "device.check_limits", args->device.check_limits));
   MOE_TRY(moe_check_flag_(ctx, "device.output_shape", args->device.output_shape));
   MOE_TRY(moe_check_flag_(ctx, "not_accumulating", args->not_accumulating));
   MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, MOE_ACCUMULATE_OUTPUT));
-  if (spec >= MOE_CTE_SHARD_ON_BLOCK_MX &&
+  if (moe_is_mx_spec_(spec) &&
       !(moe_is_mx_(l->quantized_gate_up_proj_weight) && moe_is_mx_(l->quantized_down_proj_weight)))
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device.spec", "needs both weights quantised to MX");
   if (spec == MOE_CTE_SHARD_ON_I_DROPPING && l->N != l->E)

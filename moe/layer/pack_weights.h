@@ -18,9 +18,14 @@ typedef struct moe_packed_ {
   moe_quantized_ quantized; /* the weight itself, if it is */
 } moe_packed_;
 
+/* How many parts the plain tensor has. */
+MOE_FN int moe_pack_parts_(moe_pack_layout layout) {
+  return layout == MOE_PACK_GATE_UP || layout == MOE_PACK_UP ? 2 : 1;
+}
+
 MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
                              int64_t rows, int64_t columns, const moe_quantized_weight *quantized) {
-  const int grouped = layout == MOE_PACK_GROUPED, parts = layout == MOE_PACK_GATE_UP || layout == MOE_PACK_UP ? 2 : 1;
+  const int grouped = layout == MOE_PACK_GROUPED, parts = moe_pack_parts_(layout);
   p->layout = layout;
   p->panel = kind;
   p->dtype = dtype;
@@ -69,7 +74,7 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
 /* An expert's columns of a plain tensor as B. */
 MOE_FN void moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert, moe_b_ *b) {
   const int64_t size = moe_dtype_bytes_(p->dtype);
-  const int64_t parts = p->layout == MOE_PACK_GATE_UP || p->layout == MOE_PACK_UP ? 2 : 1;
+  const int64_t parts = moe_pack_parts_(p->layout);
   memset(b, 0, sizeof *b);
   b->dtype = p->dtype;
   b->group = 32 * size;
@@ -114,9 +119,9 @@ MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
 MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_pack_job_ *job = (moe_pack_job_ *)state;
   const moe_pack_weights_args *args = job->args = (const moe_pack_weights_args *)call->args;
-  const int parts = args->layout <= MOE_PACK_UP ? 2 : 1;
+  const int parts = moe_pack_parts_(args->layout);
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "layout", (int)args->layout, MOE_PACK_GROUPED + 1));
+  MOE_TRY(moe_check_enum_(ctx, "layout", (int)args->layout, MOE_PACK_COUNT_));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));

@@ -10,6 +10,7 @@ MOE_FN moe_scale_ moe_mx_scale_rule_(moe_scale_rule rule, const moe_element_form
   const uint32_t one = 1u << 23, top = (f->max << (23 - f->fraction) & (one - 1)) | one;
   moe_scale_ s = {0, f->bias - (int)(f->max >> f->fraction)};
   switch (rule) {
+    case MOE_SCALE_COUNT_:
     case MOE_SCALE_OCP_FLOOR: break;
     case MOE_SCALE_NKI_ALT: s.offset += f->bits == 8; break;
     case MOE_SCALE_ROUND_UP: s.round = 2 * one - (top + 1); break;

@@ -20,7 +20,7 @@ MOE_FN moe_status moe_mx_check_shape_(moe_context *ctx, moe_mx_layout layout, in
 
 MOE_FN moe_status moe_mx_check_scales_(moe_context *ctx, const char *name, moe_mx_layout layout, moe_mx_scales scales) {
   int fits = 1;
-  MOE_TRY(moe_check_enum_(ctx, name, (int)scales, MOE_MX_SCALES_TILED_128X4 + 1));
+  MOE_TRY(moe_check_enum_(ctx, name, (int)scales, MOE_MX_SCALES_COUNT_));
   if (scales == MOE_MX_SCALES_NKI_OVERSIZED) fits = moe_mx_is_nki_(layout);
   if (scales == MOE_MX_SCALES_NKI_PACKED) fits = moe_mx_is_kf_(layout);
   if (scales == MOE_MX_SCALES_TILED_128X4) fits = layout == MOE_MX_LAYOUT_PLAIN || layout == MOE_MX_LAYOUT_GPT_OSS;
@@ -29,8 +29,8 @@ MOE_FN moe_status moe_mx_check_scales_(moe_context *ctx, const char *name, moe_m
 
 MOE_FN moe_status moe_mx_check_options_(moe_context *ctx, const moe_mx_layout_args *a) {
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "from", (int)a->from, MOE_MX_LAYOUT_GGML + 1));
-  MOE_TRY(moe_check_enum_(ctx, "to", (int)a->to, MOE_MX_LAYOUT_GGML + 1));
+  MOE_TRY(moe_check_enum_(ctx, "from", (int)a->from, MOE_MX_LAYOUT_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "to", (int)a->to, MOE_MX_LAYOUT_COUNT_));
   MOE_TRY(moe_mx_check_scales_(ctx, "scales_from", a->from, a->scales_from));
   MOE_TRY(moe_mx_check_scales_(ctx, "scales_to", a->to, a->scales_to));
   MOE_TRY(moe_check_flag_(ctx, "logical_order", a->logical_order));
@@ -184,7 +184,7 @@ MOE_FN moe_status moe_permutation_check_(moe_context *ctx, void *state, const mo
   const moe_tensor_ own[] = {{"index", p->index, moe_mul_(p->K, size), size, MOE_OUTPUT}};
   (void)call;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "layout", (int)p->layout, MOE_MX_LAYOUT_GGML + 1));
+  MOE_TRY(moe_check_enum_(ctx, "layout", (int)p->layout, MOE_MX_LAYOUT_COUNT_));
   if (p->parts != 1 && p->parts != 2) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "parts", "must be 1 or 2");
   MOE_TRY(moe_check_positive_(ctx, "K", p->K));
   MOE_TRY(moe_mx_check_shape_(ctx, p->layout, 4, p->parts, p->K));

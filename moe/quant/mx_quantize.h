@@ -201,7 +201,7 @@ MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const mo
   moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
   const moe_quantize_mx_args *args = (const moe_quantize_mx_args *)call->args;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_NEAREST + 1));
+  MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_COUNT_));
   MOE_TRY(moe_check_cast_(ctx, args->cast));
   job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed;
   job->format = moe_element_format_of_(args->element);

@@ -45,7 +45,7 @@ MOE_FN moe_status moe_nki_vector_check_(moe_context *ctx, void *state, const moe
   moe_nki_vector_job_ *job = (moe_nki_vector_job_ *)state;
   const moe_nki_vector_args *a = job->args = (const moe_nki_vector_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "kind", (int)a->kind, MOE_NKI_DOWN_SCALE + 1));
+  MOE_TRY(moe_check_enum_(ctx, "kind", (int)a->kind, MOE_NKI_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "dtype", (int)a->dtype, MOE_DTYPE_COUNT_));
   if (a->dtype == MOE_DTYPE_DEFAULT) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "dtype", "must be given");
   MOE_TRY(moe_check_flag_(ctx, "to_nki", a->to_nki));

@@ -53,6 +53,7 @@ MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
   const int64_t rows = moe_mx_rows_(s);
   moe_mx_bytes_ bytes = {moe_mul3_(s->E, rows, s->K), 0};
   switch (q->weight->scaling) {
+    case MOE_WEIGHT_COUNT_:
     case MOE_WEIGHT_MX: return moe_mx_size_(s);
     case MOE_WEIGHT_STATIC: bytes.scales = s->parts; break;
     case MOE_WEIGHT_COLUMN: bytes.scales = rows; break;
@@ -70,7 +71,7 @@ MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {
 MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_weight *w, int parts, int64_t K) {
   if (!w) return MOE_OK;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)w->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "scaling", (int)w->scaling, MOE_WEIGHT_COLUMN_PER_EXPERT + 1));
+  MOE_TRY(moe_check_enum_(ctx, "scaling", (int)w->scaling, MOE_WEIGHT_COUNT_));
   const int bits = moe_element_format_of_(w->element).bits;
   if (w->scaling != MOE_WEIGHT_MX) {
     if (bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits under float scales");
@@ -78,7 +79,7 @@ MOE_FN moe_status moe_quantized_check_(moe_context *ctx, const moe_quantized_wei
     if (w->repeat < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "repeat", "is negative");
     return MOE_OK;
   }
-  MOE_TRY(moe_check_enum_(ctx, "layout", (int)w->layout, MOE_MX_LAYOUT_GGML + 1));
+  MOE_TRY(moe_check_enum_(ctx, "layout", (int)w->layout, MOE_MX_LAYOUT_COUNT_));
   MOE_TRY(moe_mx_check_scales_(ctx, "scales_layout", w->layout, w->scales_layout));
   return moe_mx_check_shape_(ctx, w->layout, bits, parts, K);
 }
@@ -114,6 +115,7 @@ MOE_FN const float *moe_quantized_scale_(const moe_quantized_ *q, int64_t expert
   const float *scale = (const float *)q->weight->scales;
   const int64_t across = moe_quantized_blocks_(q, s->columns);
   switch (q->weight->scaling) {
+    case MOE_WEIGHT_COUNT_:
     case MOE_WEIGHT_MX: break;
     case MOE_WEIGHT_STATIC: return scale + part;
     case MOE_WEIGHT_COLUMN: return scale + part * s->columns + column;

@@ -178,7 +178,7 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call
   MOE_TRY(moe_check_positive_(ctx, "N", args->N));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", args->skip_token));
   MOE_TRY(moe_check_flag_(ctx, "block_per_expert", args->block_per_expert));
-  MOE_TRY(moe_check_enum_(ctx, "drop_policy", (int)args->drop_policy, MOE_DROP_BY_WEIGHT + 1));
+  MOE_TRY(moe_check_enum_(ctx, "drop_policy", (int)args->drop_policy, MOE_DROP_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
   if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
   if (args->capacity < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "capacity", "is negative");

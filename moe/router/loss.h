@@ -229,7 +229,7 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_
   if (balance) {
     MOE_TRY(moe_check_positive_(ctx, "K", args->K));
     if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
-    MOE_TRY(moe_check_enum_(ctx, "score_function", (int)args->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
+    MOE_TRY(moe_check_enum_(ctx, "score_function", (int)args->score_function, MOE_SCORE_COUNT_));
   }
   loss->kernels = moe_kernels_();
   loss->score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;

@@ -6,8 +6,8 @@
 MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
   MOE_TRY(moe_check_count_(ctx, "E", E));
   MOE_TRY(moe_check_positive_(ctx, "K", K));
-  MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_SQRT_SOFTPLUS + 1));
-  MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_BEFORE_TOPK + 1));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_ORDER_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "config.renormalize", config->renormalize));
   MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", &config->renormalize_epsilon));
   if (config->renormalize_epsilon < 0.0f)

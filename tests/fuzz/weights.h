@@ -37,21 +37,21 @@ static int fuzz_among(int value, int count) { return value >= 0 && value < count
 
 static int fuzz_storable(const struct quantized *q) {
   const moe_quantized_weight *w = &q->weight;
-  if (!fuzz_among((int)w->element, ELEMENTS) || !fuzz_among((int)w->scaling, MOE_WEIGHT_COLUMN_PER_EXPERT + 1))
+  if (!fuzz_among((int)w->element, ELEMENTS) || !fuzz_among((int)w->scaling, MOE_WEIGHT_COUNT_))
     return 0;
   const int bits = elements[w->element].bits;
   if (w->scaling != MOE_WEIGHT_MX) return bits == 8 && w->block >= 0 && w->repeat >= 0;
-  return fuzz_among((int)w->layout, MOE_MX_LAYOUT_GGML + 1) &&
-         fuzz_among((int)w->scales_layout, MOE_MX_SCALES_TILED_128X4 + 1) &&
+  return fuzz_among((int)w->layout, MOE_MX_LAYOUT_COUNT_) &&
+         fuzz_among((int)w->scales_layout, MOE_MX_SCALES_COUNT_) &&
          mx_storable(w->layout, w->scales_layout, bits, q->parts, q->K);
 }
 
 static void fuzz_describe(fuzz_input *in, moe_quantized_weight *w) {
   const int legal = in->legal;
   w->element = (moe_element)fuzz_enum(in, ELEMENTS);
-  w->scaling = fuzz_pick(in, 2) ? MOE_WEIGHT_MX : (moe_weight_scaling)fuzz_enum(in, MOE_WEIGHT_COLUMN_PER_EXPERT + 1);
-  w->layout = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_GGML + 1);
-  w->scales_layout = fuzz_pick(in, 2) ? MOE_MX_SCALES_OWN : (moe_mx_scales)fuzz_enum(in, MOE_MX_SCALES_TILED_128X4 + 1);
+  w->scaling = fuzz_pick(in, 2) ? MOE_WEIGHT_MX : (moe_weight_scaling)fuzz_enum(in, MOE_WEIGHT_COUNT_);
+  w->layout = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_COUNT_);
+  w->scales_layout = fuzz_pick(in, 2) ? MOE_MX_SCALES_OWN : (moe_mx_scales)fuzz_enum(in, MOE_MX_SCALES_COUNT_);
   w->block = fuzz_pick(in, 2) ? fuzz_length(in, 0, 9, 16) : 0;
   w->repeat = fuzz_enum(in, 4);
   in->legal = legal; /* what is not looked at may be anything: fuzz_storable tells */
@@ -68,7 +68,7 @@ static int64_t fuzz_contraction(fuzz_input *in, const moe_quantized_weight *w, i
 static void fuzz_rounding(fuzz_input *in, moe_mx_rounding *r) {
   r->enabled = fuzz_pick(in, 3) == 0;
   r->element = (moe_element)(r->enabled ? fuzz_enum(in, ELEMENTS) : 77);
-  r->scale_rule = (moe_scale_rule)(r->enabled ? fuzz_enum(in, MOE_SCALE_NEAREST + 1) : -5);
+  r->scale_rule = (moe_scale_rule)(r->enabled ? fuzz_enum(in, MOE_SCALE_COUNT_) : -5);
   r->cast = r->enabled ? fuzz_cast(in) : 99;
 }
 
@@ -77,7 +77,7 @@ static void fuzz_operands(fuzz_input *in, struct problem_options *o) {
   if (fuzz_pick(in, 2)) return;
   fuzz_rounding(in, &mx->activations), fuzz_rounding(in, &mx->weights), fuzz_rounding(in, &mx->gradients);
   mx->weight_grads = fuzz_enum(in, 2);
-  mx->activation_layout = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_GGML + 1);
+  mx->activation_layout = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_COUNT_);
   if (in->legal && mx->activations.enabled &&
       (!mx_storable(mx->activation_layout, MOE_MX_SCALES_OWN, 4, 2, o->H) ||
        !mx_storable(mx->activation_layout, MOE_MX_SCALES_OWN, 4, 1, o->I)))

@@ -183,7 +183,7 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   l->affinity_dtype = test_any_dtype(rng, dtype);
   l->checkpoint_dtype = test_any_dtype(rng, dtype);
   c->weight_grad_dtype = test_any_dtype(rng, dtype);
-  l->config.affinity_mode = (moe_affinity_mode)test_random_range(rng, 0, MOE_AFFINITY_ON_I);
+  l->config.affinity_mode = (moe_affinity_mode)test_random_range(rng, 0, MOE_AFFINITY_COUNT_ - 1);
   c->hints.pre_scale_delayed = test_with(rng, 0.2);
   l->config.skip_gate = test_with(rng, 0.15);
   l->config.clamp = test_with(rng, 0.5) ? (uint32_t)test_random_range(rng, 0, 15) : 0;

@@ -6,7 +6,7 @@
 #include "pool.h"
 #include "test.h"
 
-enum { RULES = MOE_SCALE_NEAREST + 1, CASTS = 4 };
+enum { RULES = MOE_SCALE_COUNT_, CASTS = 4 };
 
 static inline moe_mx_rounding rounding_number(int64_t n) {
   return (moe_mx_rounding){1, (moe_element)(n % ELEMENTS), (moe_scale_rule)(n / ELEMENTS % RULES),

@@ -10,7 +10,7 @@
 #include "problem.h"
 #include "quantized.h"
 
-enum { LAYOUTS = MOE_MX_LAYOUT_GGML + 1, PLACEMENTS = MOE_MX_SCALES_TILED_128X4 + 1 };
+enum { LAYOUTS = MOE_MX_LAYOUT_COUNT_, PLACEMENTS = MOE_MX_SCALES_COUNT_ };
 
 /* How the weights of a case are given. */
 struct storage {
