@@ -23,8 +23,8 @@
 #include "quant/elements.inl"
 #include "quant/groups_u16.inl"
 
-#define MOE_FORMAT f32
-#define MOE_FORMAT_TYPE float
+#define MOE_FORMAT       f32
+#define MOE_FORMAT_TYPE  float
 #define MOE_FORMAT_UPPER 0
 #include "gemm/format.inl"
 #include "quant/groups.inl"
@@ -32,8 +32,8 @@
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT bf16
-#define MOE_FORMAT_TYPE moe_bf16
+#define MOE_FORMAT       bf16
+#define MOE_FORMAT_TYPE  moe_bf16
 #define MOE_FORMAT_UPPER 1
 #include "gemm/format.inl"
 #if MOE_VECTORS
@@ -45,8 +45,8 @@
 #undef MOE_FORMAT_TYPE
 #undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT fp16
-#define MOE_FORMAT_TYPE moe_fp16
+#define MOE_FORMAT       fp16
+#define MOE_FORMAT_TYPE  moe_fp16
 #define MOE_FORMAT_UPPER 0
 #include "gemm/format.inl"
 #include "quant/groups_by_float.inl"
@@ -61,16 +61,16 @@
 #include "quant/column_words.inl"
 
 #define MOE_CODES_BITS 4
-#define MOE_SCALED MOE_K(scaled_e2m1)
-#define MOE_PLAIN MOE_K(plain_e2m1)
+#define MOE_SCALED     MOE_K(scaled_e2m1)
+#define MOE_PLAIN      MOE_K(plain_e2m1)
 #include "quant/pack_codes.inl"
 #undef MOE_CODES_BITS
 #undef MOE_SCALED
 #undef MOE_PLAIN
 
 #define MOE_CODES_BITS 8
-#define MOE_SCALED MOE_K(scaled_fp8)
-#define MOE_PLAIN MOE_K(plain_fp8)
+#define MOE_SCALED     MOE_K(scaled_fp8)
+#define MOE_PLAIN      MOE_K(plain_fp8)
 #include "quant/pack_codes.inl"
 #undef MOE_CODES_BITS
 #undef MOE_SCALED
@@ -95,7 +95,7 @@
 #endif
 
 #include "vec/table.inl"
-#define MOE_GEMM_DOT 0
+#define MOE_GEMM_DOT   0
 #define MOE_GEMM_TABLE moe_gemm_table
 #include "gemm/table.inl"
 #undef MOE_GEMM_TABLE

@@ -17,11 +17,14 @@ typedef struct moe_blockwise_layer {
   moe_dtype affinity_dtype;             /* of the affinities and their gradient */
   const void *gate_up_proj_weight;      /* [E,H,2,I]: gate, then up (forward: optional beside its packed form) */
   const void *down_proj_weight;         /* [E,I,H] (likewise) */
-  const void *packed_gate_up_proj_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP */
+  const void *packed_gate_up_proj_weight;    /* (optional): from moe_pack_weights with MOE_PACK_GATE_UP, or MOE_PACK_UP
+                                                */
   const void *packed_down_proj_weight;       /* (optional): MOE_PACK_DOWN. The backward reads neither */
   size_t packed_gate_up_proj_weight_bytes, packed_down_proj_weight_bytes;
-  const moe_quantized_weight *quantized_gate_up_proj_weight; /* (optional): in place of gate_up_proj_weight, which is not */
-  const moe_quantized_weight *quantized_down_proj_weight;    /*   read; likewise. Gradients: of the weight it stands for */
+  const moe_quantized_weight *quantized_gate_up_proj_weight; /* (optional): in place of gate_up_proj_weight, which is
+                                                                not */
+  const moe_quantized_weight *quantized_down_proj_weight;    /* read; likewise. Gradients: of the weight it stands for
+                                                                */
   const void *gate_and_up_proj_bias;    /* [E,2,I] (optional) */
   const void *down_proj_bias;           /* [E,H] (optional) */
   const int32_t *token_position_to_id;  /* [N*B]: token of row r of block b at b*B+r */

@@ -25,8 +25,9 @@ typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
   int64_t E, rows, columns; /* of the tensor above: H,I or I,H or N,K */
   const void *weight;
-  const moe_quantized_weight *quantized_weight; /* (optional) instead of weight, not of GROUPED. What is packed is w as in the
-                                            forward, so a call wants such a weight's float scales beside it */
+  const moe_quantized_weight *quantized_weight; /* (optional) instead of weight, not of GROUPED. What is packed is w as
+                                                   in the forward, so a call wants such a weight's float scales beside
+                                                   it */
   void *packed;             /* output, aligned to 64 bytes */
   size_t packed_bytes;
 } moe_pack_weights_args;

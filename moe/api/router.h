@@ -56,13 +56,14 @@ typedef struct moe_router_topk_args {
   size_t workspace_bytes;
 } moe_router_topk_args;
 
-/* Gradient of moe_router_topk with the selection held fixed. dw comes either as expert_weights_grad [T,K] or gathered from
-   expert_affinities_masked_grad [T,E], which is not read beside expert_weights_grad. Slots with expert_index -1 are absent
-   from every sum, whatever dw holds there, so a token with no others adds nothing to router_logits_grad.
-   router_logits_grad[t,e] = (accumulate ? router_logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz, router_bias_grad = sum_t
-   dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished router_logits_grad, so that auxiliary losses
-   added before this call (accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) flow through. The selection bias gets none.
-   Errors as moe_router_topk, INVALID_INDEX for an expert_index outside [-1,E). */
+/* Gradient of moe_router_topk with the selection held fixed. dw comes either as expert_weights_grad [T,K] or gathered
+   from expert_affinities_masked_grad [T,E], which is not read beside expert_weights_grad. Slots with expert_index -1
+   are absent from every sum, whatever dw holds there, so a token with no others adds nothing to router_logits_grad.
+   router_logits_grad[t,e] = (accumulate ? router_logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz,
+   router_bias_grad = sum_t dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished
+   router_logits_grad, so that auxiliary losses added before this call (accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD)
+   flow through. The selection bias gets none. Errors as moe_router_topk, INVALID_INDEX for an expert_index outside
+   [-1,E). */
 typedef struct moe_router_topk_bwd_args {
   int64_t T, H, E, K;
   const void *hidden_states;                 /* [T,H], needed for router_weight_grad */
@@ -94,14 +95,13 @@ typedef struct moe_router_topk_bwd_args {
 MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
 #undef MOE_DECLARE_ROUTER_
 
-/* Auxiliary losses. Both write *loss and, when router_logits_grad is given, ADD their gradient to it. Tokens whose mask is 0
-   leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0.
-   load balance (Switch, Megatron): c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p =
-   softmax over all E, or the sigmoid / sqrt-softplus scores divided by their sum.
-   z-loss: c * mean_t (log sum_e exp z[t,e])^2.
-   Sums over tokens run in ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads
-   neither K, expert_index nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT,
-   INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, MISALIGNED, OVERLAP. */
+/* Auxiliary losses. Both write *loss and, when router_logits_grad is given, ADD their gradient to it. Tokens whose mask
+   is 0 leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0. load balance (Switch, Megatron):
+   c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p = softmax over all E, or the sigmoid
+   / sqrt-softplus scores divided by their sum. z-loss: c * mean_t (log sum_e exp z[t,e])^2. Sums over tokens run in
+   ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads neither K, expert_index
+   nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION,
+   INVALID_INDEX, MISALIGNED, OVERLAP. */
 typedef struct moe_router_loss_args {
   int64_t T, E, K;
   float coefficient;                 /* c */

@@ -6,13 +6,13 @@
 /* ------------------------------------------------------------------------------------- for all instruction sets */
 
 enum {
-  MOE_MC = 384,            /* rows of A at a time: their products with a group of panels stay in cache */
-  MOE_MC_MANY = 128,       /* with more, products of many panels fill the second-level cache */
-  MOE_NC_PANELS = 8,       /* panels of B at a time with so many rows, which share what is packed of A, */
-  MOE_NC_PANELS_WIDE = 20, /*   where there is room up to so many, */
-  MOE_NC_PANELS_MAX = 128, /*   and of few rows up to so many */
-  MOE_KC_MULTIPLE = 32,    /* kc is a multiple of it, but for the last block */
-  MOE_DECODE_K_ = 128,     /* k that are decoded at a time, */
+  MOE_MC = 384,             /* rows of A at a time: their products with a group of panels stay in cache */
+  MOE_MC_MANY = 128,        /* with more, products of many panels fill the second-level cache */
+  MOE_NC_PANELS = 8,        /* panels of B at a time with so many rows, which share what is packed of A, */
+  MOE_NC_PANELS_WIDE = 20,  /*   where there is room up to so many, */
+  MOE_NC_PANELS_MAX = 128,  /*   and of few rows up to so many */
+  MOE_KC_MULTIPLE = 32,     /* kc is a multiple of it, but for the last block */
+  MOE_DECODE_K_ = 128,      /* k that are decoded at a time, */
   MOE_DECODE_PAIRS_K_ = 32, /*   or to pairs through float */
   /* Nothing is packed of B for so few rows at most; fewer as the table below says, or */
   MOE_SMALL_M_MAX = 32,

@@ -50,10 +50,8 @@ MOE_FN void MOE_KF(pack_rows)(void *panel, int64_t col, int64_t width, const moe
   float *p = (float *)panel + col;
   int64_t r = 0;
   if (n == width && MOE_W > 1) {
-    if (width == MOE_NR)
-      MOE_KF(pack_whole)(p, rows, k, MOE_NR / MOE_W);
-    else
-      MOE_KF(pack_whole)(p, rows, k, MOE_NR / 2 / MOE_W);
+    if (width == MOE_NR) MOE_KF(pack_whole)(p, rows, k, MOE_NR / MOE_W);
+    else MOE_KF(pack_whole)(p, rows, k, MOE_NR / 2 / MOE_W);
     r = k;
     p += k * MOE_NR;
   }

@@ -25,6 +25,23 @@ MOE_FN int64_t moe_prefetch_runs_(const moe_blocking_ *blocking, moe_panel_kind_
 /* The first panel of a run. */
 MOE_FN int64_t moe_run_first_(int64_t panels, int64_t runs, int64_t run) { return run * panels / runs; }
 
+/* What a micro-kernel's rows are told to prefetch. It is called with wide vector registers in use, where moves of narrow
+   vectors are slow: so it stands here, where code is compiled without them (impl.h). */
+MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
+  for (; prefetches->due >= prefetches->ukernels && prefetches->row < prefetches->count;
+       prefetches->due -= prefetches->ukernels) {
+    const char *row = moe_row_(&prefetches->rows, prefetches->row++);
+    for (int64_t at = 0; at < prefetches->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+  if (prefetches->row == prefetches->count) prefetches->count = prefetches->row = prefetches->due = 0;
+}
+
+MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
+  moe_prefetches_rows_(prefetches);
+  const int64_t fetches = moe_prefetch_step_(&prefetches->b, fetch);
+  return fetches ? fetches : moe_prefetch_step_(&prefetches->into, fetch);
+}
+
 typedef struct moe_lookahead_ {
   moe_prefetches_ prefetches; /* what the micro-kernels take */
   int64_t runs, run, end;     /* run: the next one; end: the first panel behind the one at hand */
@@ -87,15 +104,12 @@ MOE_FN void moe_lookahead_run_(const moe_gemm_ *g, const moe_kc_block_ *block, i
   moe_prefetch_ *b = &look->prefetches.b;
   look->end = moe_run_first_(g->panels, look->runs, look->run);
   const moe_panel_at_ next = moe_panel_after_(g, block, p, look->end - p);
-  if (next.k > 0 && g->a->reads)
-    g->a->reads(g->a, next.from, next.k, b);
+  if (next.k > 0 && g->a->reads) g->a->reads(g->a, next.from, next.k, b);
   else if (next.k > 0)
     moe_b_reads_(g->b, moe_gemm_kind_(g), g->panel + next.p, moe_run_first_(g->panels, look->runs, run + 1) - first,
                  next.from, next.k, b);
-  else if (g->next)
-    *b = *g->next;
-  else
-    memset(b, 0, sizeof *b);
+  else if (g->next) *b = *g->next;
+  else memset(b, 0, sizeof *b);
   const int64_t ukernels = (look->end - p) * moe_ukernels_of_panel_(g);
   moe_lookahead_pace_(g, b, moe_lookahead_epilogue_(g, block) ? moe_ceil_div_(ukernels, 2) : ukernels, block->k);
 }

@@ -128,10 +128,8 @@ MOE_FN void moe_multiply_(const moe_gemm_ *g) {
   if (by_mode) moe_flush_on_();
 #endif
   if (small_m || g->b->k == 0) moe_clear_c_(g);
-  if (small_m)
-    moe_multiply_small_m_(g, algorithm);
-  else
-    moe_multiply_packed_(g);
+  if (small_m) moe_multiply_small_m_(g, algorithm);
+  else moe_multiply_packed_(g);
   for (int64_t p = 0; p < g->panels && (small_m || g->b->k == 0); p++) moe_store_panel_(g, p, moe_c_at_(g, p));
 #if MOE_X86
   if (by_mode) moe_flush_off_();

@@ -11,8 +11,7 @@ MOE_FN void moe_pack_copied_columns_(const moe_kernels *kernels, moe_panel_kind_
   const int paired = kind == MOE_PANEL_PAIRS || kernels->gemm->transpose_u16[dtype];
   const int64_t words = paired ? (k + 1) / 2 : moe_even_(k), pitch = MOE_COPY_WORDS_ * 4;
   float rows[MOE_NR * MOE_COPY_WORDS_] = {0}, transposed[MOE_COPY_WORDS_ * MOE_NR];
-  if (!paired && dtype != MOE_DTYPE_F32)
-    kernels->vec->load_rows[dtype](rows, MOE_COPY_WORDS_, columns, n, k);
+  if (!paired && dtype != MOE_DTYPE_F32) kernels->vec->load_rows[dtype](rows, MOE_COPY_WORDS_, columns, n, k);
   else
     for (int64_t i = 0; i < n; i++)
       memcpy(rows + i * MOE_COPY_WORDS_, moe_row_(columns, i), (size_t)(k * moe_dtype_bytes_(dtype)));
@@ -38,12 +37,10 @@ MOE_FN void moe_pack_columns_(const moe_kernels *kernels, moe_panel_kind_ kind, 
     const moe_rows_ columns = {src + at * size, stride, NULL};
     const int whole = plain && n == MOE_NR && k - at >= per_word * MOE_NR;
     count = moe_min_(k - at, per_word * (whole ? MOE_NR : MOE_COPY_WORDS_));
-    if (!whole)
-      moe_pack_copied_columns_(kernels, kind, dtype, to, &columns, count, n);
+    if (!whole) moe_pack_copied_columns_(kernels, kind, dtype, to, &columns, count, n);
     else if (paired && kind == MOE_PANEL_F32)
       kernels->gemm->transpose_u16[dtype]((float *)(void *)to, columns.base, stride, count);
-    else
-      kernels->vec->transpose_words(to, MOE_NR_BYTES_, columns.base, stride, MOE_NR, MOE_NR);
+    else kernels->vec->transpose_words(to, MOE_NR_BYTES_, columns.base, stride, MOE_NR, MOE_NR);
   }
 }
 

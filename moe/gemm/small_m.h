@@ -47,12 +47,9 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
 
 /* By the kernel for what the rows of B are. */
 MOE_FN void moe_small_m_with_(const moe_gemm_ *g, const moe_small_m_ *s) {
-  if (s->format)
-    g->kernels->quant->small_m_fp8(s);
-  else if (moe_small_m_is_bf16_(g->kernels, g->product, s->dtype))
-    g->kernels->gemm->small_m_bf16(s);
-  else
-    g->kernels->gemm->small_m(s);
+  if (s->format) g->kernels->quant->small_m_fp8(s);
+  else if (moe_small_m_is_bf16_(g->kernels, g->product, s->dtype)) g->kernels->gemm->small_m_bf16(s);
+  else g->kernels->gemm->small_m(s);
 }
 
 /* A kc block of B, as many columns at a time as keep their products in cache. */
@@ -189,17 +186,13 @@ MOE_FN void moe_b_reads_first_(const moe_kernels *kernels, moe_product_ product,
     moe_prefetch_rows_(prefetch, moe_b_at_(b, 0, p), NULL, NULL, b->stride,
                        moe_min_(moe_b_columns_(b, p, panels), MOE_SMALL_M_COLUMNS_AT_ONCE),
                        moe_small_m_columns_k_(b, kc) * moe_dtype_bytes_(b->dtype));
-  else
-    moe_b_reads_(b, kind, p, first, 0, k, prefetch);
+  else moe_b_reads_(b, kind, p, first, 0, k, prefetch);
 }
 
 MOE_FN void moe_multiply_small_m_(const moe_gemm_ *g, moe_algorithm_ algorithm) {
-  if (algorithm == MOE_ALGORITHM_SMALL_M_COLUMNS_)
-    moe_small_m_all_columns_(g);
-  else if (algorithm == MOE_ALGORITHM_SMALL_M_CODES_)
-    moe_small_m_all_codes_(g);
-  else
-    moe_small_m_all_rows_(g);
+  if (algorithm == MOE_ALGORITHM_SMALL_M_COLUMNS_) moe_small_m_all_columns_(g);
+  else if (algorithm == MOE_ALGORITHM_SMALL_M_CODES_) moe_small_m_all_codes_(g);
+  else moe_small_m_all_rows_(g);
 }
 
 #endif

@@ -71,10 +71,8 @@ MOE_INLINE void MOE_K(strip_of_rows)(int deep, int tries, const moe_small_m_ *s,
         MOE_K(strip_prefetch)(deep, tries, next, stride);
         if ((left -= 64 * deep) <= 0) next += stride - run, left += run;
       }
-      if (s->n - j >= wide)
-        MOE_K(strip_multiply)(deep, s, src, pairs, c);
-      else
-        MOE_V(small_m_rest)(s, src, deep, s->n - j, s->x + from, c);
+      if (s->n - j >= wide) MOE_K(strip_multiply)(deep, s, src, pairs, c);
+      else MOE_V(small_m_rest)(s, src, deep, s->n - j, s->x + from, c);
     }
   }
 }
@@ -89,10 +87,8 @@ MOE_INLINE int64_t MOE_K(strips)(int deep, int tries, const moe_small_m_ *s) {
 /* The fewer rows, the more often lines are prefetched. */
 MOE_FN void MOE_K(small_m_bf16)(const moe_small_m_ *s) {
   moe_small_m_ rest = *s;
-  if (s->rows <= MOE_K(strip_few))
-    rest.k = MOE_K(strips)(MOE_K(strip_flat), MOE_K(strip_tries) + 1 - (int)s->rows, s);
-  else
-    rest.k = MOE_K(strips)(MOE_K(strip_deep), 2, s);
+  if (s->rows <= MOE_K(strip_few)) rest.k = MOE_K(strips)(MOE_K(strip_flat), MOE_K(strip_tries) + 1 - (int)s->rows, s);
+  else rest.k = MOE_K(strips)(MOE_K(strip_deep), 2, s);
   rest.x += s->k - rest.k;
   for (int64_t part = 0; part < s->parts; part++) rest.base[part] += (s->k - rest.k) * s->stride;
   if (rest.k > 0) MOE_V(small_m)(&rest);

@@ -80,10 +80,8 @@ MOE_FN void MOE_K(small_m_columns)(const moe_small_m_columns_ *s) {
       MOE_V(i) square[MOE_W];
       const char *from = MOE_K(column_words)(s, src, &stride, room);
       MOE_V(load_columns)(from, stride, square);
-      if (uppers)
-        MOE_K(column_products)(1, s, square, x, c);
-      else
-        MOE_K(column_products)(0, s, square, x, c);
+      if (uppers) MOE_K(column_products)(1, s, square, x, c);
+      else MOE_K(column_products)(0, s, square, x, c);
     }
   }
   *s->fetch = fetch;

@@ -30,10 +30,8 @@ MOE_FN void MOE_K(small_m_rest)(const moe_small_m_ *s, const char *src, int64_t 
 MOE_INLINE void MOE_K(small_m_whole)(int codes, const moe_small_m_ *s, const char *src, const float *x, float *c) {
   MOE_V(f) b[MOE_SMALL_M_VECTORS];
   const int plain = MOE_K(small_m_load)(codes, s, src, b);
-  if (plain)
-    MOE_K(small_m_products)(s, MOE_K(small_m_deep) / 2, MOE_K(small_m_vectors), MOE_K(small_m_deep), b, x, c);
-  else
-    MOE_K(small_m_rest)(s, src, MOE_K(small_m_deep), MOE_K(small_m_wide), x, c);
+  if (plain) MOE_K(small_m_products)(s, MOE_K(small_m_deep) / 2, MOE_K(small_m_vectors), MOE_K(small_m_deep), b, x, c);
+  else MOE_K(small_m_rest)(s, src, MOE_K(small_m_deep), MOE_K(small_m_wide), x, c);
 }
 
 /* All rows of A times the elements from `first` on. */
@@ -54,9 +52,6 @@ MOE_INLINE void MOE_K(small_m_from)(int codes, const moe_small_m_ *s, int64_t fi
     }
 }
 
-    MOE_FN void
-    MOE_K(small_m_fp8)(const moe_small_m_ *s) {
-  MOE_K(small_m_from)(1, s, 0);
-}
+MOE_FN void MOE_K(small_m_fp8)(const moe_small_m_ *s) { MOE_K(small_m_from)(1, s, 0); }
 
 MOE_FN void MOE_K(small_m)(const moe_small_m_ *s) { MOE_K(small_m_from)(0, s, MOE_K(small_m_first)(s)); }

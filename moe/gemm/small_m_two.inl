@@ -50,9 +50,7 @@ MOE_FN int64_t MOE_K(small_m_first)(const moe_small_m_ *s) {
   int64_t from = 0;
   if (s->rows > s->two_rows || s->n % MOE_K(small_m_wide) != 0) return 0;
   for (; from + 2 <= s->k; from += 2)
-    if (s->rows == 1)
-      MOE_K(small_m_two)(1, s, from);
-    else
-      MOE_K(small_m_two)(s->rows, s, from);
+    if (s->rows == 1) MOE_K(small_m_two)(1, s, from);
+    else MOE_K(small_m_two)(s->rows, s, from);
   return from;
 }

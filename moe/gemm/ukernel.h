@@ -23,21 +23,8 @@ MOE_INLINE int moe_prefetches_next_(moe_prefetches_ *prefetches) {
   return prefetches->due >= prefetches->ukernels || prefetches->b.block.at || prefetches->into.block.at;
 }
 
-MOE_INLINE void moe_prefetches_rows_(moe_prefetches_ *prefetches) {
-  for (; prefetches->due >= prefetches->ukernels && prefetches->row < prefetches->count;
-       prefetches->due -= prefetches->ukernels) {
-    const char *row = moe_row_(&prefetches->rows, prefetches->row++);
-    for (int64_t at = 0; at < prefetches->bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-  }
-  if (prefetches->row == prefetches->count) prefetches->count = prefetches->row = prefetches->due = 0;
-}
-
-/* The step, as moe_prefetch_step_. Not inlined into every micro-kernel. */
-MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch) {
-  moe_prefetches_rows_(prefetches);
-  const int64_t fetches = moe_prefetch_step_(&prefetches->b, fetch);
-  return fetches ? fetches : moe_prefetch_step_(&prefetches->into, fetch);
-}
+/* The step, as moe_prefetch_step_: see lookahead.h. */
+MOE_FN __attribute__((noinline)) int64_t moe_prefetches_step_(moe_prefetches_ *prefetches, moe_prefetch_block_ *fetch);
 
 /* `rows` rows times a panel, MOE_MR at a time, over k > 0 elements, an odd k rounded up as rows and panel are:
    c[i][0..64) += row i * panel. A row's elements lie side by side, of the panel's type, and the next row kc_bytes on.

@@ -20,10 +20,8 @@ MOE_FN void MOE_K(pack_rows_pairs)(void *panel, int64_t col, int64_t width, cons
   const MOE_V(i) zero = MOE_V(set1i)(0u);
   int64_t done = 0;
   if (n == width) {
-    if (width == MOE_NR)
-      MOE_K(pack_whole_pairs)(p, rows, k / 2, MOE_NR / MOE_W);
-    else
-      MOE_K(pack_whole_pairs)(p, rows, k / 2, MOE_NR / 2 / MOE_W);
+    if (width == MOE_NR) MOE_K(pack_whole_pairs)(p, rows, k / 2, MOE_NR / MOE_W);
+    else MOE_K(pack_whole_pairs)(p, rows, k / 2, MOE_NR / 2 / MOE_W);
     done = k / 2 * 2;
     p += done / 2 * MOE_NR;
   }
@@ -100,10 +98,8 @@ MOE_INLINE void MOE_K(ukernel_bf16_rows)(int rows, int packed, const moe_ukernel
     MOE_K(ukernel_packed)(rows, packed, row, panel, t, 0, NULL, at, acc);
   }
   if (packed) MOE_K(ukernel_lines_nt)(nt);
-  if (packed && lines)
-    MOE_K(ukernel_packed)(rows, packed, row, panel, t, 1, lines, at, acc);
-  else
-    MOE_K(ukernel_packed)(rows, packed, row, panel, t, 1, NULL, at, acc);
+  if (packed && lines) MOE_K(ukernel_packed)(rows, packed, row, panel, t, 1, lines, at, acc);
+  else MOE_K(ukernel_packed)(rows, packed, row, panel, t, 1, NULL, at, acc);
 }
 
 MOE_FN void MOE_K(ukernel_pairs)(const moe_ukernel_ *t) {
@@ -124,10 +120,8 @@ MOE_FN void MOE_K(ukernel_packed_a_bf16)(const moe_ukernel_ *t) {
   moe_nt_ nt = {0};
   for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_move_(t, 4, &at)) {
     moe_ukernel_prefetch_begin_(t, 4, &at);
-    if (at.now <= 4)
-      MOE_K(ukernel_bf16_rows)(4, 1, t, &at, NULL, &nt);
-    else
-      MOE_K(ukernel_bf16_rows)(MOE_MR, 1, t, &at, at.to && t->to.nt ? lines : NULL, &nt);
+    if (at.now <= 4) MOE_K(ukernel_bf16_rows)(4, 1, t, &at, NULL, &nt);
+    else MOE_K(ukernel_bf16_rows)(MOE_MR, 1, t, &at, at.to && t->to.nt ? lines : NULL, &nt);
     MOE_K(ukernel_store)(t, &at, at.now <= 4, lines, &nt);
   }
   MOE_K(ukernel_lines_nt)(&nt);
@@ -164,7 +158,6 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
   moe_ukernel_store_(t, &at);
 }
 
-
 #define MOE_SMALL_M_PAIRS 1
 #include "small_m_columns.inl"
 #undef MOE_SMALL_M_PAIRS
@@ -183,13 +176,13 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
 
-#define MOE_VECTORS 1
-#define MOE_GEMM_DOT 0
+#define MOE_VECTORS    1
+#define MOE_GEMM_DOT   0
 #define MOE_GEMM_TABLE moe_gemm_table_fma
 #include "table.inl"
 #undef MOE_GEMM_TABLE
 #undef MOE_GEMM_DOT
-#define MOE_GEMM_DOT 1
+#define MOE_GEMM_DOT   1
 #define MOE_GEMM_TABLE moe_gemm_table
 #include "table.inl"
 #undef MOE_GEMM_TABLE

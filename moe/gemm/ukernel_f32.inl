@@ -33,10 +33,8 @@ MOE_INLINE void MOE_K(ukernel_prefetch_share)(moe_ukernel_at_ *at, int64_t col) 
   for (int i = 0; i < MOE_MR && MOE_K(nr_parts) > 1; i++) __builtin_prefetch(sums + i * MOE_NR_BYTES_, 0, 3);
 }
 MOE_INLINE void MOE_K(ukernel_prefetch_step)(moe_ukernel_at_ *at) {
-  if (MOE_K(nr_parts) == 1)
-    moe_ukernel_prefetch_(at, 8, MOE_KC_BYTES);
-  else if (--at->left >= 0)
-    moe_prefetch_next_(&at->fetch);
+  if (MOE_K(nr_parts) == 1) moe_ukernel_prefetch_(at, 8, MOE_KC_BYTES);
+  else if (--at->left >= 0) moe_prefetch_next_(&at->fetch);
 }
 
 /* acc += the rows' elements, `pitch` bytes apart, times b. */
@@ -102,10 +100,8 @@ MOE_INLINE void MOE_K(ukernel_columns)(int rows, const moe_ukernel_ *t, moe_uker
     MOE_OPAQUE_POINTER(row);
     MOE_K(ukernel_pairs)(rows, 0, 1, row, panel, acc);
   }
-  if (last)
-    MOE_K(ukernel_finish)(row, panel, c, acc);
-  else
-    MOE_K(ukernel_end)(rows, c, acc);
+  if (last) MOE_K(ukernel_finish)(row, panel, c, acc);
+  else MOE_K(ukernel_end)(rows, c, acc);
 }
 
 /* The rows at hand times the panel, part by part. */

@@ -29,10 +29,8 @@ MOE_INLINE void MOE_K(ukernel_row_end)(const moe_ukernel_ *t, const moe_ukernel_
   } else {
     MOE_UNROLL
     for (int j = 0; j < MOE_NR / MOE_W; j++) {
-      if (t->to.dtype == MOE_DTYPE_F32)
-        MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
-      else if (j % 2 == 0)
-        MOE_V(storei)
+      if (t->to.dtype == MOE_DTYPE_F32) MOE_V(storei)(line + j * MOE_W * 4, MOE_V(casti)(sum[j]));
+      else if (j % 2 == 0) MOE_V(storei)
       (line + j * MOE_W * 2,
        t->to.dtype == MOE_DTYPE_BF16 ? MOE_K(round2)(sum[j], sum[j + 1]) : MOE_V(halve2)(sum[j], sum[j + 1]));
     }
@@ -86,10 +84,8 @@ MOE_FN void MOE_K(ukernel_packed_a_f32)(const moe_ukernel_ *t) {
   moe_nt_ nt = {0};
   for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_move_(t, 4, &at)) {
     moe_ukernel_prefetch_begin_(t, 4, &at);
-    if (at.now <= 4)
-      MOE_K(packed_a_rows)(4, t, &at, NULL, &nt);
-    else
-      MOE_K(packed_a_rows)(MOE_MR, t, &at, at.to && t->to.nt ? lines : NULL, &nt);
+    if (at.now <= 4) MOE_K(packed_a_rows)(4, t, &at, NULL, &nt);
+    else MOE_K(packed_a_rows)(MOE_MR, t, &at, at.to && t->to.nt ? lines : NULL, &nt);
     MOE_K(ukernel_store)(t, &at, at.now <= 4, lines, &nt);
   }
   MOE_K(ukernel_lines_nt)(&nt);

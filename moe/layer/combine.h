@@ -220,10 +220,8 @@ MOE_FN void moe_combine_item_(void *arg, int64_t index, moe_worker_ *worker) {
     moe_prefetch_ next;
     run_end = moe_combine_run_end_(plan, at, end);
     prefetched = moe_combine_prefetch_(stage, prefetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &item);
-    if (run_end < end)
-      moe_combine_run_reads_(stage, run_end, end, &item, &next);
-    else
-      moe_next_reads_(worker, &next);
+    if (run_end < end) moe_combine_run_reads_(stage, run_end, end, &item, &next);
+    else moe_next_reads_(worker, &next);
     moe_combine_run_(stage, &scratch, at, run_end, &item, &next);
   }
   if (stage->output) moe_combine_store_(stage, &item, tokens, scratch.sum);

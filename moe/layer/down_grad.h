@@ -82,10 +82,8 @@ MOE_FN void moe_down_grad_store_rows_(const moe_down_grad_ *stage, char *to, int
                                       const float *x) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = call->group.kernels;
-  if (stage->nt)
-    moe_store_rows_nt_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
-  else
-    kernels->vec->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
+  if (stage->nt) moe_store_rows_nt_(kernels, call->inner_dtype, to, stride, x, glu->rows, glu->n);
+  else kernels->vec->store_rows[call->inner_dtype](to, stride, NULL, x, glu->rows, glu->n);
 }
 
 /* Gradients of the gate (part 0) or up (1) pre-activations of rows from `row` on: stored, also rounded or scaled, and

@@ -73,10 +73,8 @@ MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_grad_
   const moe_kernels *kernels = stage->group->kernels;
   const moe_panel_kind_ kind = stage->group->panel;
   const moe_rows_ rows = moe_weight_grad_rows_(stage, operand, expert, first, from);
-  if (operand->round)
-    moe_mx_round_rows_(kernels, operand->round, &rows, operand->dtype, count, n, kind, panel);
-  else
-    kernels->gemm->pack_rows[kind][operand->dtype](panel, 0, MOE_NR, &rows, count, n);
+  if (operand->round) moe_mx_round_rows_(kernels, operand->round, &rows, operand->dtype, count, n, kind, panel);
+  else kernels->gemm->pack_rows[kind][operand->dtype](panel, 0, MOE_NR, &rows, count, n);
 }
 
 /* The memory that they are read from. */
@@ -169,8 +167,7 @@ MOE_FN void moe_weight_grad_writes_(const moe_weight_grad_ *stage, int64_t exper
   if (moe_weight_grad_nt_lines_(stage)) rows = 0;
   if (moe_weight_grad_nt_(stage))
     moe_prefetch_rows_(prefetch, first, first + end * size, NULL, stride, rows, moe_max_(1, (n - end) * size));
-  else
-    moe_prefetch_rows_(prefetch, first, NULL, NULL, stride, rows, n * size);
+  else moe_prefetch_rows_(prefetch, first, NULL, NULL, stride, rows, n * size);
 }
 
 /* A product, for its epilogue: rows [m0, m0+rows), columns from n0 on. */

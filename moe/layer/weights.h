@@ -18,8 +18,7 @@ MOE_FN void moe_weights_down_transposed_as_given_(const void *arg, int64_t exper
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = l->H * call->size;
-  if (call->down.quantized.weight)
-    moe_quantized_b_(&call->down.quantized, expert, 1, b);
+  if (call->down.quantized.weight) moe_quantized_b_(&call->down.quantized, expert, 1, b);
   else
     moe_b_transposed_(b, (const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
 }
@@ -29,8 +28,7 @@ MOE_FN void moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t ex
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t stride = 2 * l->I * call->size, from = call->glu.skip_gate ? l->I : 0;
-  if (call->gate_up.quantized.weight)
-    moe_quantized_b_(&call->gate_up.quantized, expert, 1, b);
+  if (call->gate_up.quantized.weight) moe_quantized_b_(&call->gate_up.quantized, expert, 1, b);
   else
     moe_b_transposed_(b, (const char *)l->gate_up_proj_weight + expert * l->H * stride + from * call->size, stride,
                       l->H, call->dtype, 2 * l->I - from);

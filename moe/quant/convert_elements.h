@@ -55,10 +55,8 @@ MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   const int64_t end = moe_min_(job->n, (item + 1) * MOE_ELEMENT_CHUNK_);
   (void)worker;
   for (int64_t i = item * MOE_ELEMENT_CHUNK_; i < end; i++) {
-    if (job->decode)
-      job->to[i] = moe_castf_scalar(moe_e8m0_bits_(job->codes[i]));
-    else
-      job->to_codes[i] = (uint8_t)(moe_casti_scalar(job->from[i]) >> 23 & 255u);
+    if (job->decode) job->to[i] = moe_castf_scalar(moe_e8m0_bits_(job->codes[i]));
+    else job->to_codes[i] = (uint8_t)(moe_casti_scalar(job->from[i]) >> 23 & 255u);
   }
 }
 

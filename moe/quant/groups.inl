@@ -22,10 +22,8 @@ MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const
       code[i] = MOE_V(min2x16)(MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high), most);
       if (q->drop) signs[i] = MOE_K(without_nan_signs)(signs[i], code[i], most);
     }
-    if (q->wide)
-      MOE_V(store32x8)(codes, code, signs);
-    else
-      MOE_V(store32x4)(codes, code, signs);
+    if (q->wide) MOE_V(store32x8)(codes, code, signs);
+    else MOE_V(store32x4)(codes, code, signs);
   }
   return g;
 }
@@ -62,10 +60,8 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
     if (!q.known) MOE_KF(groups_magnitudes)(amax, from, count);
     const int64_t n = q.known ? count : MOE_K(some_scales)(&some, scales ? scales + at : NULL, amax, count, &q);
     for (int64_t g = 0, end; g < n;) {
-      if (MOE_FORMAT_UPPER && scaled)
-        g = MOE_K(u16_scaled)(codes, from, &binade, g, n, &q, &prefetch);
-      else if (MOE_FORMAT_UPPER && u16)
-        g = MOE_K(quantize_u16)(codes, from, &some, g, n, &q, &prefetch);
+      if (MOE_FORMAT_UPPER && scaled) g = MOE_K(u16_scaled)(codes, from, &binade, g, n, &q, &prefetch);
+      else if (MOE_FORMAT_UPPER && u16) g = MOE_K(quantize_u16)(codes, from, &some, g, n, &q, &prefetch);
       end = u16 ? moe_min_(n, g + 1) : n;
       g = MOE_KF(quantize_some)(codes, from, &some, g, end, &q, &prefetch);
       if (g < end) return at + g;

@@ -70,10 +70,8 @@ MOE_INLINE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_so
                      : MOE_K(u16_narrow)(magnitude, zero);
     }
     for (int i = 0; drop && i < 16 / MOE_W; i++) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
-    if (wide)
-      MOE_V(store32x8)(codes + step * g, code, x);
-    else
-      MOE_V(store32x4)(codes + step * g, code, x);
+    if (wide) MOE_V(store32x8)(codes + step * g, code, x);
+    else MOE_V(store32x4)(codes + step * g, code, x);
     if (wide && MOE_V(anyi)(MOE_V(subs2x16)(subnormal, lowest))) break;
   }
   *fetch = prefetch;
@@ -265,10 +263,8 @@ MOE_INLINE int64_t MOE_K(u16_from_either)(char *to, const uint8_t *codes, const 
   if (fraction != 2 && fraction != 3) return 0;
   for (int64_t g = 0, others;; g += others) {
     const uint8_t *bytes = scales ? scales + g : NULL;
-    if (fraction == 2)
-      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 2, 0, q);
-    else
-      g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 3, 0, q);
+    if (fraction == 2) g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 2, 0, q);
+    else g += MOE_K(u16_from_fp8)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, 3, 0, q);
     bytes = scales ? scales + g : NULL;
     others = MOE_K(u16_from_others)(to + 64 * g, codes + 32 * g, bytes, scale, groups - g, binade, q);
     if (others == 0) return g;

@@ -20,10 +20,8 @@ MOE_FN moe_scale_ moe_mx_scale_rule_(moe_scale_rule rule, const moe_element_form
       s.offset--;
       for (uint64_t low = one, high = 2 * (uint64_t)one; low < high;) {
         const uint64_t m = (low + high) / 2;
-        if (2 * m * m < (uint64_t)top * top)
-          low = m + 1;
-        else
-          high = m;
+        if (2 * m * m < (uint64_t)top * top) low = m + 1;
+        else high = m;
         s.round = 2 * one - (uint32_t)low;
       }
       break;

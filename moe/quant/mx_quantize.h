@@ -45,10 +45,8 @@ MOE_EITHER moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dty
   const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
   moe_mx_part_ part = {0};
   part.dtype = dtype, part.n = n;
-  if (job->decode)
-    part.codes = job->codes + code, part.scales = job->scales + scale;
-  else
-    part.to_codes = job->to_codes + code, part.to_scales = job->to_scales + scale;
+  if (job->decode) part.codes = job->codes + code, part.scales = job->scales + scale;
+  else part.to_codes = job->to_codes + code, part.to_scales = job->to_scales + scale;
   return part;
 }
 
@@ -125,10 +123,8 @@ MOE_EITHER void moe_mx_chunk_(const moe_mx_quantize_job_ *job, const moe_mx_stre
 
 /* n plain elements, contiguous, to or from x. */
 MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at, int64_t n, int store) {
-  if (store)
-    moe_store_row_(job->kernels->vec, job->dtype, job->to + at * job->size, x, n);
-  else
-    moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
+  if (store) moe_store_row_(job->kernels->vec, job->dtype, job->to + at * job->size, x, n);
+  else moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
 }
 
 enum { MOE_MX_LINES_ = 32 };

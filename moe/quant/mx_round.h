@@ -72,10 +72,8 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
     const moe_rows_ part = moe_rows_from_(rows, at);
     kernels->gemm->pack_rows[MOE_PANEL_F32][dtype](group, 0, MOE_NR, &part, count, n);
     moe_mx_round_panel_(kernels, r, dtype, group, count);
-    if (kind == MOE_PANEL_PAIRS)
-      kernels->gemm->pair_panel(to, group, count);
-    else
-      memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
+    if (kind == MOE_PANEL_PAIRS) kernels->gemm->pair_panel(to, group, count);
+    else memcpy(to, group, (size_t)moe_panel_bytes_(kind, count));
   }
 }
 
@@ -106,10 +104,8 @@ MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *
   const int pairs = panel->kind == MOE_PANEL_PAIRS;
   const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n;
   if (last) moe_panel_even_(n, (char *)row);
-  if (pairs)
-    kernels->gemm->pair_panel(panel->to, row, now);
-  else
-    memcpy(panel->to, row, (size_t)((last ? moe_even_(n) : n) * MOE_NR_BYTES_));
+  if (pairs) kernels->gemm->pair_panel(panel->to, row, now);
+  else memcpy(panel->to, row, (size_t)((last ? moe_even_(n) : n) * MOE_NR_BYTES_));
   panel->to += now * MOE_NR_BYTES_ / (pairs ? 2 : 1);
   panel->open = n > now;
   if (panel->open) memcpy(panel->rows, row + now * MOE_NR, MOE_NR_BYTES_);

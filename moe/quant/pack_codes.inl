@@ -12,10 +12,8 @@ MOE_FN void MOE_KC(load_codes)(float *dst, const uint8_t *src, int64_t n, const 
   for (int64_t i = 0; i < n; i += MOE_W) {
     const MOE_V(i) codes = MOE_KC(row_codes)(src, i, n);
     const MOE_V(f) x = MOE_CODES_BITS == 4 ? MOE_V(e2m1)(codes) : MOE_K(fp8)(codes, 0, &f);
-    if (n - i >= MOE_W)
-      MOE_V(store)(dst + i, x);
-    else
-      MOE_V(storen)(dst + i, x, n - i);
+    if (n - i >= MOE_W) MOE_V(store)(dst + i, x);
+    else MOE_V(storen)(dst + i, x, n - i);
   }
 }
 
@@ -26,14 +24,10 @@ MOE_FN void MOE_KC(store_codes)(uint8_t *dst, const float *src, int64_t n, const
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = n - i;
     const MOE_V(i) codes = MOE_K(encode)(left >= MOE_W ? MOE_V(load)(src + i) : MOE_V(loadn)(src + i, left), &f, &how);
-    if (MOE_CODES_BITS == 4 && left >= MOE_W)
-      MOE_V(store4)(dst, i, codes);
-    else if (MOE_CODES_BITS == 4)
-      MOE_V(store4n)(dst, i, codes, left);
-    else if (left >= MOE_W)
-      MOE_V(store8)(dst + i, codes);
-    else
-      MOE_V(store8n)(dst + i, codes, left);
+    if (MOE_CODES_BITS == 4 && left >= MOE_W) MOE_V(store4)(dst, i, codes);
+    else if (MOE_CODES_BITS == 4) MOE_V(store4n)(dst, i, codes, left);
+    else if (left >= MOE_W) MOE_V(store8)(dst + i, codes);
+    else MOE_V(store8n)(dst + i, codes, left);
   }
 }
 
@@ -101,10 +95,8 @@ MOE_FN void MOE_KC(pack_words_row)(float *p, const uint8_t *words, int shift, co
     special = MOE_V(srli)(special, 31);
     if (MOE_CODES_BITS == 8)
       special = MOE_V(ori)(special, MOE_V(andi)(MOE_K(outside_fp8)(word, format), MOE_V(set1i)(0x80808080u)));
-    if (MOE_V(anyi)(special))
-      MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
-    else
-      MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
+    if (MOE_V(anyi)(special)) MOE_V(store)(p + i, MOE_SCALED(code, 0, byte, format));
+    else MOE_V(store)(p + i, MOE_PLAIN(code, 0, byte, format));
   }
 }
 
@@ -163,8 +155,7 @@ MOE_FN void MOE_KC(pack_codes_columns)(float *panel, const moe_codes_ *c) {
       MOE_V(i) words[MOE_W], scales;
       if (MOE_K(load_words)(c, col, at, words, &scales) || MOE_KC(codes_special)(words, &format))
         MOE_KC(pack_words)(p, c, words, scales, at * MOE_CODES_BITS / 32, &format);
-      else
-        MOE_KC(pack_plain_words)(p + at * MOE_NR, c, words, scales, &format);
+      else MOE_KC(pack_plain_words)(p + at * MOE_NR, c, words, scales, &format);
     }
   }
 }

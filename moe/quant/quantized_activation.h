@@ -61,10 +61,8 @@ MOE_FN void moe_quantized_activation_decode_(moe_context *ctx, const moe_quantiz
                                      .codes = a->codes,
                                      .scales = (const uint8_t *)a->scales,
                                      .plain = to};
-  if (a->float_scales)
-    (void)moe_dequantize_scaled(ctx, &scaled);
-  else
-    (void)moe_dequantize_mx(ctx, &mx);
+  if (a->float_scales) (void)moe_dequantize_scaled(ctx, &scaled);
+  else (void)moe_dequantize_mx(ctx, &mx);
 }
 
 #endif

@@ -134,8 +134,7 @@ MOE_FN void moe_quantized_scale_sums_(const moe_quantized_ *q, const moe_kernels
   const float *scale = moe_quantized_scale_(q, expert, part, column, 0);
   if (q->weight->scaling == MOE_WEIGHT_COLUMN || q->weight->scaling == MOE_WEIGHT_COLUMN_PER_EXPERT)
     kernels->vec->multiply_row(c, scale, n);
-  else
-    kernels->vec->scale_row(c, *scale, n);
+  else kernels->vec->scale_row(c, *scale, n);
 }
 
 #endif

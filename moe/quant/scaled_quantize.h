@@ -48,10 +48,8 @@ MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, i
 
 MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
   const int64_t at = row * job->columns + column;
-  if (job->decode)
-    job->kernels->quant->load_codes[1](x, job->codes + at, n, &job->format);
-  else
-    moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
+  if (job->decode) job->kernels->quant->load_codes[1](x, job->codes + at, n, &job->format);
+  else moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
 }
 
 /* Bytes of n elements of the result. */
@@ -59,10 +57,8 @@ MOE_FN int64_t moe_scaled_bytes_(const moe_scaled_job_ *job, int64_t n) { return
 
 /* n elements of the result, from x. */
 MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *to, int64_t n) {
-  if (job->decode)
-    moe_store_row_(job->kernels->vec, job->dtype, to, x, n);
-  else
-    job->kernels->quant->store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
+  if (job->decode) moe_store_row_(job->kernels->vec, job->dtype, to, x, n);
+  else job->kernels->quant->store_codes[1]((uint8_t *)to, x, n, &job->format, &job->cast);
 }
 
 /* The largest finite magnitude of at most a strip. */
@@ -165,10 +161,8 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
       n = moe_min_(job->nt ? MOE_NT_CHUNK_ / moe_scaled_bytes_(job, 1) : block, moe_min_(block, a->n - at));
       char *out = (job->decode ? job->to : (char *)job->to_codes) + moe_scaled_bytes_(job, row * job->columns + column);
       char *to = job->nt ? chunk : out;
-      if (narrow)
-        moe_scaled_narrow_(job, row, column, n, to);
-      else
-        moe_scaled_wide_(job, a, row, column, n, to);
+      if (narrow) moe_scaled_narrow_(job, row, column, n, to);
+      else moe_scaled_wide_(job, a, row, column, n, to);
       if (job->nt) job->kernels->vec->copy_nt(out, chunk, moe_scaled_bytes_(job, n));
     }
 }

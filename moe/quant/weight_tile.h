@@ -177,19 +177,14 @@ MOE_FN void moe_tile_pack_blocks_(const moe_weight_tile_ *p, const moe_codes_ *a
 MOE_FN void moe_tile_pack_rows_(const moe_weight_tile_ *p, float *panel) {
   uint8_t scale[MOE_TILE_SCALES_];
   const moe_codes_ codes = moe_tile_columns_(p, scale);
-  if (codes.split)
-    moe_tile_pack_blocks_(p, &codes, panel);
-  else
-    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  if (codes.split) moe_tile_pack_blocks_(p, &codes, panel);
+  else p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
 }
 
 MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
-  if (!p->transposed)
-    moe_tile_pack_columns_(p, panel);
-  else if (moe_mx_is_nki_(p->q->tensor.layout))
-    moe_tile_pack_words_transposed_(p, panel);
-  else
-    moe_tile_pack_rows_(p, panel);
+  if (!p->transposed) moe_tile_pack_columns_(p, panel);
+  else if (moe_mx_is_nki_(p->q->tensor.layout)) moe_tile_pack_words_transposed_(p, panel);
+  else moe_tile_pack_rows_(p, panel);
 }
 
 /* ----------------------------------------------------------------------------------------------------- float scales */
@@ -227,8 +222,7 @@ MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n
     float *rows = panel + r * MOE_NR;
     same = moe_tile_same_scales_(p, r, k);
     moe_tile_row_scales_(p, r, scale);
-    if (bf16)
-      p->kernels->quant->scale_to_bf16(rows, scale, same, n);
+    if (bf16) p->kernels->quant->scale_to_bf16(rows, scale, same, n);
     else
       for (int64_t i = 0; i < same; i++) p->kernels->vec->multiply_row(rows + i * MOE_NR, scale, n);
   }
@@ -246,10 +240,8 @@ MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
 
 MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
-  if (p->transposed)
-    p->kernels->quant->pack_codes_columns[1](panel, &codes);
-  else
-    p->kernels->quant->pack_codes_rows[1](panel, &codes);
+  if (p->transposed) p->kernels->quant->pack_codes_columns[1](panel, &codes);
+  else p->kernels->quant->pack_codes_rows[1](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
@@ -273,12 +265,9 @@ MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
 }
 
 MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
-  if (kind == MOE_PANEL_PAIRS)
-    moe_tile_pack_pairs_(p, panel);
-  else if (p->q->weight->scaling == MOE_WEIGHT_MX)
-    moe_tile_pack_mx_(p, (float *)(void *)panel);
-  else
-    moe_tile_pack_scaled_(p, (float *)(void *)panel);
+  if (kind == MOE_PANEL_PAIRS) moe_tile_pack_pairs_(p, panel);
+  else if (p->q->weight->scaling == MOE_WEIGHT_MX) moe_tile_pack_mx_(p, (float *)(void *)panel);
+  else moe_tile_pack_scaled_(p, (float *)(void *)panel);
 }
 
 #endif

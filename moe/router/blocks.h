@@ -156,10 +156,8 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   for (int64_t i = 0; i < pairs && select; i++) moe_offer_(kept, &count, keep, pair[i]);
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t t = moe_rank_id_(pair[i]);
-    if (select ? pair[i] >= kept[0] : n < keep)
-      id[n++] = (int32_t)t;
-    else
-      memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
+    if (select ? pair[i] >= kept[0] : n < keep) id[n++] = (int32_t)t;
+    else memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
   }
   moe_route_finish_blocks_(route, route->first_block[e], route->first_block[e + 1], n, e);
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;

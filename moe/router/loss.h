@@ -60,10 +60,8 @@ MOE_FN float moe_log_(float x) {
 /* Scores of logits z[0..n), before they are divided. slope: their derivatives, or NULL; not for softmax. */
 MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
                              float *slope) {
-  if (loss->score_function == MOE_SCORE_SOFTMAX)
-    loss->kernels->router->exp_row(score, z, shift, n);
-  else
-    loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
+  if (loss->score_function == MOE_SCORE_SOFTMAX) loss->kernels->router->exp_row(score, z, shift, n);
+  else loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
 }
 
 MOE_FN void moe_loss_token_init_(const moe_router_loss_ *loss, const float *z, moe_loss_token_ *token) {
@@ -207,10 +205,8 @@ MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
   for (int64_t t = 0; t < args->T; t++) loss->tokens += moe_token_counts_(args, t);
   for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
-    if (loss->balance)
-      moe_balance_each_(ctx, loss, moe_balance_term_);
-    else
-      moe_loss_each_(ctx, loss, moe_z_term_);
+    if (loss->balance) moe_balance_each_(ctx, loss, moe_balance_term_);
+    else moe_loss_each_(ctx, loss, moe_z_term_);
     moe_run_(ctx, &sum, 1);
     if (loss->balance && args->router_logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
   }

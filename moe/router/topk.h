@@ -58,10 +58,8 @@ MOE_FN const float *moe_router_values_(const moe_router_ *router, const moe_rout
   const float *bias = args->selection_bias;
   const float *scores = scratch->scores;
   *sum = 1.0f;
-  if (moe_softmax_over_all_(config))
-    *sum = moe_softmax_terms_(router->kernels, scratch->scores, z, args->E);
-  else if (config->score_function == MOE_SCORE_SOFTMAX)
-    scores = z;
+  if (moe_softmax_over_all_(config)) *sum = moe_softmax_terms_(router->kernels, scratch->scores, z, args->E);
+  else if (config->score_function == MOE_SCORE_SOFTMAX) scores = z;
   else if (bias || config->num_groups)
     router->kernels->router->score_row(scratch->scores, NULL, z, config->score_function, args->E);
   if (!bias && !config->num_groups) return z;
@@ -80,16 +78,12 @@ MOE_FN void moe_router_scores_(const moe_router_ *router, const moe_router_scrat
   const int over_all = moe_softmax_over_all_(config);
   for (int64_t k = 0; k < K; k++) {
     const int64_t e = moe_rank_id_(scratch->best[k]);
-    if (over_all)
-      scratch->w[k] = scratch->scores[e] / sum;
-    else
-      scratch->z[k] = z[e];
+    if (over_all) scratch->w[k] = scratch->scores[e] / sum;
+    else scratch->z[k] = z[e];
   }
   if (over_all) return;
-  if (config->score_function == MOE_SCORE_SOFTMAX)
-    moe_softmax_(router->kernels, scratch->w, scratch->z, K);
-  else
-    router->kernels->router->score_row(scratch->w, NULL, scratch->z, config->score_function, K);
+  if (config->score_function == MOE_SCORE_SOFTMAX) moe_softmax_(router->kernels, scratch->w, scratch->z, K);
+  else router->kernels->router->score_row(scratch->w, NULL, scratch->z, config->score_function, K);
 }
 
 MOE_FN void moe_router_token_(const moe_router_ *router, const moe_router_scratch_ *scratch, int64_t t) {

@@ -76,8 +76,7 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
     if (e < 0) continue;
     scratch->expert[n] = e;
     scratch->z[n] = args->router_logits[t * args->E + e];
-    if (args->expert_weights_grad)
-      scratch->dw[n] = args->expert_weights_grad[t * args->K + k];
+    if (args->expert_weights_grad) scratch->dw[n] = args->expert_weights_grad[t * args->K + k];
     else
       moe_load_row_(bwd->kernels->vec, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size,
                     1);
@@ -130,10 +129,8 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) != 0;
   float *out = args->router_logits_grad + t * E;
   if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
-  if (accumulate)
-    moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
-  else
-    memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
+  if (accumulate) moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
+  else memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
   if (n > 0) bwd->kernels->vec->add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
   moe_store_row_(bwd->kernels->vec, MOE_DTYPE_F32, out, scratch->row, E);
 }
@@ -237,9 +234,9 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
     const int64_t panels = args->H / MOE_NR >= 4 * moe_workers_(ctx) ? MOE_XT_ROWS_ : 1;
     const char *x = (const char *)args->hidden_states;
     char *out = (char *)args->router_weight_grad;
-    bwd->xt =
-        (moe_router_xt_){bwd->kernels, args->T, args->H, args->E, x, bwd->dtype, args->router_logits_grad, out,
-                         bwd->weight_grad_dtype, accumulate, panels};
+    bwd->xt = (moe_router_xt_){
+        bwd->kernels,           args->T,    args->H, args->E, x, bwd->dtype, args->router_logits_grad, out,
+        bwd->weight_grad_dtype, accumulate, panels};
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }
   if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_NR);

@@ -24,10 +24,8 @@ MOE_INLINE const char *moe_row_(const moe_rows_ *rows, int64_t k) {
 /* The rows from `first` on. */
 MOE_INLINE moe_rows_ moe_rows_from_(const moe_rows_ *rows, int64_t first) {
   moe_rows_ part = *rows;
-  if (part.index)
-    part.index += first;
-  else
-    part.base += first * part.stride;
+  if (part.index) part.index += first;
+  else part.base += first * part.stride;
   return part;
 }
 
