@@ -50,6 +50,7 @@ MOE_QUICK_BEGIN
 #define MOE_MATH MOE_FN
 #define MOE_VECTORS 0
 #include "kernels.inl"
+#include "kernels_wide.inl"
 #include "kernels_end.inl"
 #if MOE_X86
 MOE_QUICK_END
@@ -65,6 +66,9 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #define MOE_MATH MOE_INLINE
 #define MOE_VECTORS 1
 #include "kernels.inl"
+MOE_QUICK_WIDE_BEGIN
+#include "kernels_wide.inl"
+MOE_QUICK_END
 #include "kernels_end.inl"
 MOE_TARGET_END
 
@@ -76,6 +80,9 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #define MOE_MATH MOE_INLINE
 #define MOE_VECTORS 1
 #include "kernels.inl"
+MOE_QUICK_WIDE_BEGIN
+#include "kernels_wide.inl"
+MOE_QUICK_END
 #include "kernels_end.inl"
 MOE_TARGET_END
 

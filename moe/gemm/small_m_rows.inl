@@ -14,6 +14,9 @@ MOE_INLINE int MOE_K(small_m_load)(int codes, const moe_small_m_ *s, const char 
   return 1;
 }
 
+MOE_FN void MOE_CAT(moe_load_codes_8_, MOE_ISA)(float *dst, const uint8_t *src, int64_t n,
+                                                const moe_element_format_ *format);
+
 /* Any k rows of n columns. */
 MOE_FN void MOE_K(small_m_rest)(const moe_small_m_ *s, const char *src, int64_t k, int64_t n, const float *x,
                                 float *c) {
