@@ -1,87 +1,132 @@
 /* moe.h: the Mixture-of-Experts layer for the CPU, in C. MIT licence, see the end of this file or LICENSE.
 
    WHAT IT IS
-     Route tokens to experts, run the experts forward, run the exact backward, for float, bfloat16 and IEEE half
-     tensors, from plain weights or from fp8, MXFP8 and MXFP4 ones as they are stored.
-     One header, no dependencies but the C library and libm, no threads of its own, no allocation behind your back.
+     The layer of a Mixture-of-Experts model: choose each token's experts, run them forward, and compute the exact
+     gradients of all of it. Tensors are float, bfloat16 or IEEE half; weights may also be fp8, MXFP8 or MXFP4, as they
+     are stored. It needs the C library and libm, starts no threads and allocates no memory that you do not give it.
+     Whatever the instruction set, the number of threads and the compiler, the bits of a result are the same.
 
    HOW TO COMPILE
-     In exactly one C file:       #define MOE_IMPLEMENTATION
-                                  #include "moe.h"
-     everywhere else:             #include "moe.h"          (declarations only, C99 and C++11)
-     cc -O2 -I<this directory> trainer.c -lm                (the implementation wants C11; no -m flags: the CPU is
-                                                             asked at run time and the fastest kernels are taken)
-     MOE_STATIC, MOE_SHARED and MOE_API, in moe/api/types.h, say who sees the functions.
-     The macros of <windows.h> do no harm. <complex.h> makes I a macro: a file that names a field .I as well must
-     #undef I (and write _Complex_I). gcc for Windows must compile the implementation without -flto; where that
-     matters, the assembler says so.
+     One C file defines MOE_IMPLEMENTATION before it includes moe.h; it is compiled as C11 by gcc or clang. All others
+     just include moe.h: it is C99 and C++11 to them. No -m flags are needed: the CPU is asked at run time, and the
+     fastest kernels that it can run are used. Link with -lm.
+     MOE_STATIC keeps everything static in one file, MOE_SHARED exports it from a shared library, MOE_API is whatever
+     you want before each prototype: see moe/api/types.h.
+     Macros of <windows.h> and <complex.h> do no harm to moe.h. <complex.h> makes I a macro: a file that names a field
+     .I as well must #undef I, and write _Complex_I. gcc for Windows must compile the implementation without -flto;
+     where that matters, the assembler says so.
 
-   TWENTY LINES (T tokens, H hidden, I intermediate, E experts, K experts per token, B rows per block)
-     moe_context ctx = {.allocate = my_malloc, .release = my_free};  (or give each call its workspace)
-     moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = wr,
-                                    .router_logits = logits, .expert_index = index, .expert_weights = weights};
-     moe_router_topk_bf16(&ctx, &router);
-     moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = moe_route_blocks_count(T, E, K, B),
-                                    .expert_index = index, .expert_weights = weights,
-                                    .expert_affinities_masked = affinities, .token_position_to_id = ids,
-                                    .block_to_expert = experts, .conditions = conditions};
-     moe_route_blocks(&ctx, &route);
-     moe_blockwise_mm_fwd_args fwd = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = route.N, .B = B,
-         .hidden_states = x, .expert_affinities_masked = affinities,
-         .gate_up_proj_weight = wgu, .down_proj_weight = wd, .token_position_to_id = ids, .block_to_expert = experts},
-         .gate_up_activations_T = gu_checkpoint, .output = y};
-     if (moe_blockwise_mm_fwd_bf16(&ctx, &fwd) != MOE_OK) puts(ctx.message);
+   AN EXAMPLE (cc -O2 -I<this directory> example.c -lm)
+     #define MOE_IMPLEMENTATION
+     #include "moe.h"
+     #include <stdio.h>
+     #include <stdlib.h>
+
+     // Tokens, hidden size, intermediate size, experts, experts per token, rows of a block, blocks.
+     enum { T = 4, H = 64, I = 96, E = 8, K = 2, B = 16, N = 8 };
+     static float x[T][H], scorer[H][E], gate_up[E][H][2][I], down[E][I][H], y[T][H];  // input, weights, output
+     static float logits[T][E], weights[T][K], affinities[T + 1][E], saved[N][2][I][B];
+     static int32_t chosen[T][K], ids[N][B], experts[N];
+
+     static void *take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
+     static void give(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
+
+     int main(void) {
+       moe_context ctx = {.allocate = take, .release = give};
+       moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = scorer,
+           .router_logits = logits[0], .expert_index = chosen[0], .expert_weights = weights[0]};
+       moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = N, .expert_index = chosen[0],
+           .expert_weights = weights[0], .expert_affinities_masked = affinities, .token_position_to_id = ids[0],
+           .block_to_expert = experts};
+       moe_blockwise_mm_fwd_args forward = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B, .max_rows = T * K,
+           .hidden_states = x, .expert_affinities_masked = affinities, .gate_up_proj_weight = gate_up,
+           .down_proj_weight = down, .token_position_to_id = ids[0], .block_to_expert = experts},
+           .gate_up_activations_T = saved, .output = y};
+       int failed = N < moe_route_blocks_count(T, E, K, B) || moe_router_topk_f32(&ctx, &router) ||
+                    moe_route_blocks(&ctx, &route) || moe_blockwise_mm_fwd_f32(&ctx, &forward);
+       puts(failed ? ctx.message : "y is the layer of x");
+       return failed;
+     }
+     The backward, moe_blockwise_mm_bwd_f32, takes the same .layer and .gate_up_activations_T, and the gradient of y.
+
+   WHERE TO LOOK
+     moe/api/types.h      status codes, element types, MOE_API
+     moe/api/context.h    the context of a call: threads, allocator, error; instruction sets
+     moe/api/router.h     the router, its backward, auxiliary losses, sorting tokens into blocks
+     moe/api/layer.h      activations, limits, affinities, rounded operands
+     moe/api/blockwise.h  the layer, forward and backward
+     moe/api/grouped.h    grouped GEMM and its gradients
+     moe/api/quantize.h   conversions, narrow elements, quantising and back, tensors as they are stored
+     moe/api/layouts.h    how MX weights are stored
+     moe/api/pack.h       weights packed once
 
    CONVENTIONS
-     Tensors are dense and row-major. `void *` tensors hold the element type named by the function's suffix (f32: float,
-     bf16: moe_bf16, fp16: moe_fp16) unless a *_dtype field beside them says otherwise. Every pointer must be aligned to
-     its element. A zeroed struct field is the default; pointers marked (optional) may be NULL. An enum's MOE_*_COUNT_
-     is none of its values, but how many there are. Tensor and option names are those of AWS nki-library's moe_cte and
-     blockwise_mm_bwd.
+     Tensors are dense and row-major; [a,b] is a rows of b elements. A `void *` tensor has the element type of the
+     function's suffix (f32: float, bf16: moe_bf16, fp16: moe_fp16), unless a field named *_dtype says otherwise.
+     A *_dtype that is zero, MOE_DTYPE_DEFAULT, means float for affinities and their gradients, and in functions without
+     a suffix; for all other tensors it means the function's suffix.
+     A pointer must be aligned to its element, and may be NULL only where a comment says (optional) or so.
+     A field of a struct may be zero: that is its default, unless it is a size or a pointer that is not optional.
+     A tensor has one name in the forward and in the backward. X_grad is the gradient of X, packed_X or quantized_X is
+     read in place of X, X_bytes is the size of the buffer X, and X_T is stored transposed.
+     T, H, I and E are tokens, hidden size, intermediate size and experts; K is experts per token, N blocks, B rows of a
+     block. Grouped GEMM has Unsloth's names, in which N is outputs and K the axis that products contract; K is that
+     axis in layouts of MX weights as well. In one struct a letter has one meaning.
+     A size is at least 1, and ids are 32-bit numbers.
+     An enum's MOE_*_COUNT_ is none of its values, but how many there are.
+     The names of the layer's tensors and options are those of AWS's nki-library, moe_cte and blockwise_mm_bwd.
 
    NUMERIC CONTRACT: the same bits from every instruction set, thread count, compiler and optimisation level
-     1. Product sums. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32 from +0, two k at a
-        time, the odd one first: c = fma(a[1],b[1],c); c = fma(a[0],b[0],c); c = fma(a[3],b[3],c) ...; an odd length is
-        padded with one zero pair element. In _bf16 functions the expert products additionally take subnormal operands
-        as zero and flush subnormal results to zero (as VDPBF16PS does; tininess is judged after rounding). Nowhere else
-        is a subnormal flushed. The router's products are never flushed.
-     2. Everything else is IEEE binary32, round to nearest even, gradual underflow, nothing contracted or reassociated,
-        in the order the prototypes' comments give. The caller's rounding and flush modes are saved and restored.
-     3. Operands of products: tensors as stored (quantised weights: see moe_quantized_weight); intermediates (m, dg, du,
-        a*m) are rounded to bf16 in _bf16 functions and kept in binary32 in _f32 and _fp16 functions.
-     4. Sums: a token's output and input gradient add its experts' terms in block order, in binary32; a value to
-        accumulate onto is added last; the sum is rounded once on storing. Weight gradients contract, and bias gradients
-        sum, over an expert's rows in block order, bias gradients from the unrounded dg, du. The dot products of two
-        rows in affinity gradients take 64 columns at a time, in order: 16 interleaved chains from +0, added pairwise
-        (chains 8 apart, 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the gate-and-up weight gradient's
-        operand is a*dg, a*du, rounded once.
-     5. Conversions round to nearest even, keep subnormals, overflow to infinity; every NaN stored is the canonical one
-        (f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00; e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and takes code 0).
-        Narrow elements overflow as `cast` says: see MOE_ELEMENT_LIST. Zeros keep their sign.
-     6. Activations: |computed - exact| <= MOE_ACT_ERROR * 2^-24 * |x| (plus 2^-140), derivatives MOE_ACT_GRAD_ERROR *
-        2^-24, for every finite x with |x| <= 2^60; relu and identity are exact, squared_relu is one rounding. exp is
-        within 1 ulp, log and log(1+y) within 2 ulp.
+     1. Products. c = sum over k of a[k]*b[k] is one chain of fused multiply-adds in binary32, which begins with +0 and
+        takes two k at a time, the odd one first: c = fma(a[1],b[1],c); c = fma(a[0],b[0],c); c = fma(a[3],b[3],c); and
+        so on. An odd length is continued with one pair of zeros. In _bf16 functions the experts' products take
+        subnormal operands as zero and flush subnormal results to zero, as VDPBF16PS does: whether a result is subnormal
+        is judged after rounding. Nothing else is flushed; the router's products never are.
+     2. All else is IEEE binary32, rounded to nearest even, with gradual underflow, in the order that the prototypes'
+        comments give; nothing is contracted or reassociated. The caller's rounding and flush modes are saved and
+        restored.
+     3. Operands of products are tensors as they are stored (for quantised weights: see moe_quantized_weight) and
+        intermediate results: m, dg, du and a*m. In _bf16 functions these are rounded to bf16, in _f32 and _fp16
+        functions they stay binary32.
+     4. Sums. A token's output and input gradient are sums over its experts, in block order, in binary32. What is there
+        already is added last, where a result is accumulated. The sum is rounded once, when it is stored. Weight
+        gradients contract, and bias gradients sum, an expert's rows in block order; bias gradients sum dg and du before
+        these are rounded. The dot product of two rows in an affinity gradient takes 64 columns at a time, in order: 16
+        interleaved chains that begin with +0, added pairwise (chains 8 apart, then 4, 2, 1); <dY,b_d> is added after
+        <dm0,m>. With PRE_SCALE the operands of the gate-and-up weight gradient are a*dg and a*du, rounded once.
+     5. Conversions round to nearest even, keep subnormals and overflow to infinity. A NaN that is stored is always the
+        same: f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00, e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and stores code
+        0. How narrow elements round and overflow `cast` says: see MOE_CAST_SATURATE. Zeros keep their sign.
+     6. Activations. For every finite x with |x| <= 2^60 the error is at most MOE_ACT_ERROR * 2^-24 * |x| + 2^-140, that
+        of derivatives at most MOE_ACT_GRAD_ERROR * 2^-24. relu and identity are exact, squared_relu is rounded once.
+        exp is within 1 ulp, log and log(1+y) are within 2 ulp.
 
    ERROR CONTRACT
-     Every function returns a moe_status. On an error no output has been written, and ctx->message holds one sentence
-     that names the argument. Nothing prints, aborts or exits.
+     A function that can fail returns a moe_status. On an error no output has been written, and ctx->message is one
+     sentence, which begins with the name of the argument that is wrong. Nothing is printed, and no function aborts.
+     Arguments, sizes, alignment, overlap and every id are checked before anything is written.
 
    THREADS AND MEMORY
-     The library owns no threads: set ctx.parallel_for and ctx.num_threads, or compile with -fopenmp, or stay serial.
-     Scratch memory is the caller's (moe_*_workspace_size tells how much) or comes from ctx.allocate. With R rows, N*B
-     or max_rows, s = 2 bytes (bf16) or 4, and I in whole 64s, it is at most
-       forward   R*(I*s + 20) + N*B bytes, with N*B <= 256*E also min(R, 16*E)*H*4, and 3.6 MiB per thread;
-       backward  R*(2*I*s + I/16 + 20) + N*B, of R*I*s as much as is the most of a fifth, 64*R*s and 2 MiB per thread,
-                 with PRE_SCALE R*(2*I*s + H/16) more, without the gate_up checkpoint its size more, and per thread the
-                 largest of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB;
-       per thread, if that is less, 8*(L + 256)*(R + T + 64) bytes and 128 KiB, with L the larger of H and 2*I;
-       with mx   T*H*s for x (backward: only without the checkpoint), T*H*s for dY and 2*R*I*s for dg, du more;
-       and T*H*s for each of x and dY that is quantised;
+     The library starts no threads: it uses those that ctx.parallel_for gives it, or OpenMP's if the implementation is
+     compiled with -fopenmp, or one. Different threads may make calls at the same time, each with its own context.
+     Of the stack a function, and each task given to parallel_for, takes at most 32 KiB when compiled with optimisation,
+     48 KiB without.
+     A function with a workspace takes it from its arguments, or from ctx.allocate if they have none; the matching
+     *_workspace_size function tells its size. With R = N*B rows, or max_rows, s = 2 bytes in _bf16 functions and 4 in
+     others, and I rounded up to whole 64s, the layer's is at most the sum of
+       forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E also min(R, 16*E)*H*4; 3.6 MiB per thread
+       backward       R*(2*I*s + I/16 + 20) + N*B bytes; of R*I*s a fifth, 64*R*s or 2 MiB per thread, whichever is
+                      most, but not more than all of it; with PRE_SCALE R*(2*I*s + H/16); without
+                      gate_up_activations_T its size; per thread the most of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB
+       per thread     if that is less than the above, 8*(L + 256)*(R + T + 64) bytes and 128 KiB, with L the larger of H
+                      and 2*I
+       mx             T*H*s for x, in the backward only without gate_up_activations_T; T*H*s for dY; 2*R*I*s for dg, du
+       quantised      T*H*s for each of x and dY
      and a few KiB for each expert, block and chunk of 512 tokens or more.
-     What moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_* write is stored by non-temporal stores if it has
-     MOE_NT_MIN_BYTES bytes or more: 32 MiB, unless it is defined otherwise where the implementation is. So are weight
-     gradients where AVX-512 is in use and, if I is whole lines of 64 bytes, from a third as much on, what the backward
-     keeps for its own products. */
+     Results of at least MOE_NT_MIN_BYTES bytes, 32 MiB unless it is defined where the implementation is, are written by
+     non-temporal stores: those of moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_*, and weight
+     gradients that are not accumulated, if their rows are whole cache lines or AVX-512 is in use. So is, from a third
+     of that size on, what the backward keeps for its own products, if its rows are whole cache lines. */
 #ifndef MOE_H
 #define MOE_H
 
@@ -102,7 +147,7 @@
 #endif /* MOE_H */
 
 #if defined(MOE_IMPLEMENTATION) && defined(__cplusplus)
-#error "define MOE_IMPLEMENTATION in a C file of its own, say moe.c, and link that: moe.h is implemented in C11, not C++"
+#error "define MOE_IMPLEMENTATION in a C file of its own, say moe.c, and link it: moe.h is implemented in C11, not C++"
 #elif defined(MOE_IMPLEMENTATION) && !defined(MOE_IMPLEMENTATION_DONE_)
 #define MOE_IMPLEMENTATION_DONE_
 #include "moe/impl.h"

@@ -2,8 +2,7 @@
 #ifndef MOE_IMPL_H
 #define MOE_IMPL_H
 
-#pragma push_macro("I") /* see moe.h */
-#undef I
+#include "api/begin.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -152,6 +151,6 @@ MOE_QUICK_END
 
 MOE_EXACT_END
 
-#pragma pop_macro("I")
+#include "api/end.h"
 
 #endif

@@ -103,6 +103,14 @@ headers() {
 sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
 check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
 
+# The manual's example, from its heading to the end of main(); and it runs.
+manual() {
+  sed -n '/^   AN EXAMPLE/,/^   [A-Z][A-Z]/p' "$root/moe.h" | sed -n '2,/^     }$/s/^     //p' >"$work/manual.c" &&
+    gcc -std=c11 $strict -I"$root" "$work/manual.c" -o "$work/manual" -lm && "$work/manual" >"$work/manual.out" &&
+    grep -q '^y is the layer of x$' "$work/manual.out"
+}
+check "moe.h: the manual's example compiles and runs" manual
+
 # gcc drops some pragmas that follow others within a macro: what a region leaves out is left out there, and only there.
 cat >"$work/region.c" <<'C'
 #include <stdint.h>

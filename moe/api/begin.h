@@ -1,6 +1,6 @@
-/* Opens a public header, as end.h closes it: no guard, they are included each time. Macros of other headers whose names
-   are ours are out of the way in between. */
-#pragma push_macro("I") /* <complex.h>; here it is the intermediate size. (Who needs both undefines one of them.) */
+/* Opens a public header and the implementation; end.h closes them. There is no guard: both are included each time.
+   Between them macros of other headers that have our names are undefined. */
+#pragma push_macro("I") /* <complex.h>. Here it is the intermediate size */
 #undef I
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Weights packed once, for weights that do not change. */
+/* Weights packed once. For weights that do not change, products then pack nothing. */
 #ifndef MOE_API_PACK_H
 #define MOE_API_PACK_H
 
@@ -6,32 +6,31 @@
 
 #include "begin.h"
 
-/* ------------------------------------------------------------------------------------------------------- prepacking */
-
-/* Weights in the layout the products consume, for weights that do not change: packing then costs nothing per call. The
-   bits are those of the plain weights. The layout depends on the instruction set in use; a call that meets another
-   one's layout returns MOE_ERROR_UNSUPPORTED. */
+/* Which weight is packed. */
 typedef enum moe_pack_layout {
-  MOE_PACK_GATE_UP = 0, /* gate_up_proj_weight [E,H,2,I] */
-  MOE_PACK_UP = 1,      /* the same, for layers with skip_gate: the up half only */
-  MOE_PACK_DOWN = 2,    /* down_proj_weight [E,I,H] */
-  MOE_PACK_GROUPED = 3, /* W [E,N,K] of moe_grouped_gemm */
+  MOE_PACK_GATE_UP = 0, /* gate_up_proj_weight [E,H,2,I]: rows H, columns I */
+  MOE_PACK_UP = 1,      /* the same, of which layers with skip_gate read the up projection only */
+  MOE_PACK_DOWN = 2,    /* down_proj_weight [E,I,H]: rows I, columns H */
+  MOE_PACK_GROUPED = 3, /* W [E,N,K] of grouped GEMM: rows N, columns K */
   MOE_PACK_COUNT_
 } moe_pack_layout;
 
-/* Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes too
-   small). */
+/* Writes a weight in the order in which micro-kernels read it. Results are to the bit those of the plain weight. What
+   is packed is for one element type and for the instruction set in use: a call with another one returns UNSUPPORTED. Of
+   a quantised weight the values that the forward multiplies are packed. A call that is given them must be given the
+   quantised weight as well, for its scales.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE (packed_bytes is too
+   small), UNSUPPORTED (GROUPED of a quantised weight). */
 typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
-  int64_t E, rows, columns; /* of the tensor above: H,I or I,H or N,K */
-  const void *weight;
-  const moe_quantized_weight *quantized_weight; /* (optional) instead of weight, not of GROUPED. What is packed is w as
-                                                   in the forward, so a call wants such a weight's float scales beside
-                                                   it */
-  void *packed;             /* output, aligned to 64 bytes */
+  int64_t E, rows, columns;
+  const void *weight;                           /* [E,rows,2,columns], or [E,rows,columns] of DOWN and GROUPED */
+  const moe_quantized_weight *quantized_weight; /* (optional): read in place of weight; not of GROUPED */
+  void *packed;                                 /* output of packed_bytes bytes, aligned to 64 bytes */
   size_t packed_bytes;
 } moe_pack_weights_args;
 
+/* moe_pack_weights_<suffix>, and how many bytes `packed` must have. */
 #define MOE_DECLARE_PACK_(name, type, NAME)                                                              \
   MOE_API moe_status moe_pack_weights_##name(moe_context *ctx, const moe_pack_weights_args *args);       \
   MOE_API moe_status moe_pack_weights_##name##_size(moe_context *ctx, const moe_pack_weights_args *args, \

@@ -1,4 +1,4 @@
-/* The router: scores and selection, its backward, auxiliary losses, and routing into blocks. */
+/* The router: scores and the choice of experts, its backward, auxiliary losses, and sorting tokens into blocks. */
 #ifndef MOE_API_ROUTER_H
 #define MOE_API_ROUTER_H
 
@@ -8,83 +8,90 @@
 
 /* --------------------------------------------------------------------------------------------------------- router */
 
+/* From a logit z to a score. */
 typedef enum moe_score_function {
   MOE_SCORE_SOFTMAX = 0,
-  MOE_SCORE_SIGMOID = 1,      /* 1/(1+exp(-z)) */
-  MOE_SCORE_SQRT_SOFTPLUS = 2, /* sqrt(log(1+exp(z))), below z = -18 computed as exp(z/2), the same within 2^-26 */
+  MOE_SCORE_SIGMOID = 1,       /* 1/(1+exp(-z)) */
+  MOE_SCORE_SQRT_SOFTPLUS = 2, /* sqrt(log(1+exp(z))); below z = -18 exp(z/2), which is within 2^-26 of it */
   MOE_SCORE_COUNT_
 } moe_score_function;
 
-/* Which of the two comes first matters for softmax only: over the K selected logits, or over all E. */
+/* Which comes first, score or top-k. This matters for softmax only: it is over the K selected logits or over all E. */
 typedef enum moe_score_order {
-  MOE_SCORE_AFTER_TOPK = 0, /* top-k on the logits, then the score of the K values (nkilib router_pre_norm=False) */
-  MOE_SCORE_BEFORE_TOPK = 1, /* score all E, then top-k */
+  MOE_SCORE_AFTER_TOPK = 0,  /* top-k of the logits, then the scores of the K (nkilib: router_pre_norm=False) */
+  MOE_SCORE_BEFORE_TOPK = 1, /* the scores of all E, then top-k */
   MOE_SCORE_ORDER_COUNT_
 } moe_score_order;
 
 typedef struct moe_router_config {
   moe_score_function score_function;
   moe_score_order score_order;
-  int renormalize;               /* 1: divide the K weights by (their sum + renormalize_epsilon) */
-  float renormalize_epsilon;     /* 0 = none; Megatron uses 1e-20 */
-  float routed_scaling_factor;   /* multiplies the K weights last; 0 = 1 */
-  int32_t num_groups;            /* group-limited selection: E in num_groups equal groups, of which only */
-  int32_t topk_groups;           /*   the best topk_groups stay; 0 and 0 = off */
+  int renormalize;             /* 1: the K weights are divided by their sum + renormalize_epsilon */
+  float renormalize_epsilon;   /* 0 = none; Megatron uses 1e-20 */
+  float routed_scaling_factor; /* the K weights are multiplied by it, last; 0 = 1 */
+  int32_t num_groups;          /* group-limited selection: the E experts form num_groups equal groups, */
+  int32_t topk_groups;         /*   and all K are chosen from the best topk_groups of these; 0 and 0 = off */
 } moe_router_config;
 
-/* logits z[t,e] = sum_h x[t,h]*W[h,e] + b[e] in binary32, or as given. Scores s = score_function(z) as configured. The
-   K experts with the largest selection value are taken in descending order; ties go to the lower id, NaN comes last.
-   The selection value is z, which orders as s does; with a selection bias or groups it is s (+ selection_bias), where a
-   softmax AFTER_TOPK has z for s. A group's value is the sum of its two largest selection values, or its only one.
-   Weights w = s at the K experts, renormalised and scaled. Sums run in ascending expert id (all E) or selection order
-   (K). Masked tokens get expert_index -1 and weight 0. Formulas: semantics of nkilib router_topk and Megatron
-   topk_routing_with_score_function.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E, K > selectable experts, E not divisible by num_groups), INVALID_OPTION,
-   MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
+/* The router's forward.
+     z[t,e] = sum_h hidden_states[t,h]*router_weight[h,e] + router_bias[e], in binary32; or router_logits as given
+     s      = the score of z, as config says
+   The K experts with the largest selection values are chosen, in descending order. Among equal values the lower id
+   comes first; NaN comes last. The selection value is z, which orders experts as s does. With a selection bias or
+   groups it is s + selection_bias, where for softmax AFTER_TOPK s is z. A group's value is the sum of its two largest
+   selection values, or its only one. The weights are s of the K experts, renormalised and scaled as config says. Sums
+   over all experts run in ascending id, sums over the K in the order of selection. Masked tokens get expert_index -1
+   and weight 0.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E, K greater than the experts of topk_groups groups, E not divisible by
+   num_groups), INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY.
+   Sources: semantics of nkilib's router_topk and Megatron's topk_routing_with_score_function. */
 typedef struct moe_router_topk_args {
-  int64_t T, H, E, K;
-  const void *hidden_states;     /* [T,H]; NULL = router_logits is the input (H is then ignored) */
-  const void *router_weight;     /* [H,E], with hidden_states */
-  const void *router_bias;       /* [E] (optional), with hidden_states */
-  float *router_logits;          /* [T,E] output, or the input when hidden_states is NULL */
-  const float *selection_bias;   /* [E] (optional), added for selection only (e_score_correction_bias) */
-  const uint8_t *token_mask;     /* [T] (optional), 0 = padding token */
+  int64_t T, H, E, K;          /* tokens, hidden size, experts, experts per token; all from 1 */
+  const void *hidden_states;   /* [T,H]; NULL: router_logits is an input, and H is not read */
+  const void *router_weight;   /* [H,E]; not read without hidden_states */
+  const void *router_bias;     /* [E] (optional); not read without hidden_states */
+  float *router_logits;        /* [T,E] output; an input where hidden_states is NULL */
+  const float *selection_bias; /* [E] (optional): added for the selection only (e_score_correction_bias) */
+  const uint8_t *token_mask;   /* [T] (optional): 0 = padding token */
   moe_router_config config;
-  int32_t *expert_index;         /* [T,K] output */
-  float *expert_weights;         /* [T,K] output */
-  void *workspace;               /* (optional with an allocator) */
+  int32_t *expert_index;       /* [T,K] output */
+  float *expert_weights;       /* [T,K] output */
+  void *workspace;             /* (optional with an allocator) */
   size_t workspace_bytes;
 } moe_router_topk_args;
 
-/* Gradient of moe_router_topk with the selection held fixed. dw comes either as expert_weights_grad [T,K] or gathered
-   from expert_affinities_masked_grad [T,E], which is not read beside expert_weights_grad. Slots with expert_index -1
-   are absent from every sum, whatever dw holds there, so a token with no others adds nothing to router_logits_grad.
-   router_logits_grad[t,e] = (accumulate ? router_logits_grad : 0) + d/dz. Then router_weight_grad = X^T dz,
-   router_bias_grad = sum_t dz, hidden_states_grad = dz W^T, each where asked for, with dz the finished
-   router_logits_grad, so that auxiliary losses added before this call (accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD)
-   flow through. The selection bias gets none. Errors as moe_router_topk, INVALID_INDEX for an expert_index outside
-   [-1,E). */
+/* The router's backward, for the experts that the forward chose. With dw[t,k] the gradient of expert_weights, dz that
+   of the logits:
+     dw                 = expert_weights_grad or, where that is NULL, expert_affinities_masked_grad[t,expert_index[t,k]]
+     router_logits_grad = dz, or router_logits_grad + dz where accumulated; the products below take the sum
+     router_weight_grad = hidden_states^T dz, router_bias_grad = sum_t dz, hidden_states_grad = dz router_weight^T
+   So gradients of auxiliary losses that router_logits_grad holds before the call reach the other outputs if it is
+   accumulated. A slot with expert_index -1 has no part in any sum, whatever dw is there: a token without experts adds
+   nothing. The selection bias gets no gradient.
+   Errors: as moe_router_topk; INVALID_INDEX for an expert_index outside [-1,E). */
 typedef struct moe_router_topk_bwd_args {
-  int64_t T, H, E, K;
-  const void *hidden_states;                 /* [T,H], needed for router_weight_grad */
-  const void *router_weight;                 /* [H,E], needed for hidden_states_grad */
+  int64_t T, H, E, K;                        /* as in the forward */
+  const void *hidden_states;                 /* [T,H]; read for router_weight_grad only */
+  const void *router_weight;                 /* [H,E]; read for hidden_states_grad only */
   const float *router_logits;                /* [T,E] */
-  const int32_t *expert_index;               /* [T,K] of the forward */
-  moe_router_config config;                  /* of the forward */
-  const float *expert_weights_grad;                 /* [T,K], or NULL and: */
-  const void *expert_affinities_masked_grad; /* [T,E] (a last row T is not read) */
-  moe_dtype affinity_dtype;                  /* of expert_affinities_masked_grad */
-  float *router_logits_grad;                        /* [T,E] output */
+  const int32_t *expert_index;               /* [T,K], as the forward wrote it */
+  moe_router_config config;                  /* as in the forward */
+  const float *expert_weights_grad;          /* [T,K], or NULL and: */
+  const void *expert_affinities_masked_grad; /* [T,E], affinity_dtype (row T, if there is one, is not read) */
+  moe_dtype affinity_dtype;                  /* DEFAULT = F32 */
+  float *router_logits_grad;                 /* [T,E] output */
   void *router_weight_grad;                  /* [H,E] output (optional), weight_grad_dtype */
   void *router_bias_grad;                    /* [E] output (optional), weight_grad_dtype */
   void *hidden_states_grad;                  /* [T,H] output (optional) */
-  moe_dtype weight_grad_dtype;
-  uint32_t accumulate;                       /* MOE_ACCUMULATE_* bits of the outputs to add to; others are
-                                                overwritten */
-  void *workspace;
+  moe_dtype weight_grad_dtype;               /* DEFAULT = the function's suffix */
+  uint32_t accumulate;                       /* MOE_ACCUMULATE_ROUTER_{LOGITS,WEIGHT,BIAS}_GRAD, HIDDEN_STATES_GRAD */
+  void *workspace;                           /* (optional with an allocator) */
   size_t workspace_bytes;
 } moe_router_topk_bwd_args;
 
+/* moe_router_topk_<suffix>, moe_router_topk_bwd_<suffix>, and how many bytes of workspace each needs with these args
+   and this context's num_threads. A size can be asked for before there are tensors; for the backward H = 0 then means
+   that no products are wanted. */
 #define MOE_DECLARE_ROUTER_(name, type, NAME)                                                            \
   MOE_API moe_status moe_router_topk_##name(moe_context *ctx, const moe_router_topk_args *args);         \
   MOE_API moe_status moe_router_topk_##name##_workspace_size(                                            \
@@ -95,59 +102,66 @@ typedef struct moe_router_topk_bwd_args {
 MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
 #undef MOE_DECLARE_ROUTER_
 
-/* Auxiliary losses. Both write *loss and, when router_logits_grad is given, ADD their gradient to it. Tokens whose mask
-   is 0 leave the loss, the counts and the token count T' alike. T' = 0 gives loss 0. load balance (Switch, Megatron):
-   c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]; n_e = slots routed to e (a constant), p = softmax over all E, or the sigmoid
-   / sqrt-softplus scores divided by their sum. z-loss: c * mean_t (log sum_e exp z[t,e])^2. Sums over tokens run in
-   ascending t, a token's over ascending e, with E/(K*T'^2) folded into n_e. The z-loss reads neither K, expert_index
-   nor score_function. No workspace; about 60 KiB of stack. Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION,
-   INVALID_INDEX, MISALIGNED, OVERLAP. */
+/* ------------------------------------------------------------------------------------------------ auxiliary losses */
+
+/* Both write *loss and add its gradient to router_logits_grad, where that is given. Tokens whose mask is 0 count
+   neither in the loss nor in the counts n_e nor in the number of tokens T'. With T' = 0 the loss is 0.
+     load balance   c*E/(K*T'^2) * sum_e n_e * sum_t p[t,e]
+                    n_e = slots whose expert is e, which has no gradient; p = the softmax over all E, or the sigmoid or
+                    square-root-softplus scores divided by their sum
+     z-loss         c * mean_t (log sum_e exp z[t,e])^2
+   Sums over tokens run in ascending t, those of a token in ascending e; the factor c*E/(K*T'^2) is multiplied with n_e
+   first. The z-loss reads neither K nor expert_index nor score_function. There is no workspace.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP.
+   Sources: Switch Transformer and Megatron (load balance), ST-MoE (z-loss). */
 typedef struct moe_router_loss_args {
   int64_t T, E, K;
-  float coefficient;                 /* c */
+  float coefficient;                 /* c; finite */
   moe_score_function score_function; /* load balance only */
   const float *router_logits;        /* [T,E] */
-  const int32_t *expert_index;       /* [T,K], load balance only; -1 = dropped slot */
-  const uint8_t *token_mask;         /* [T] (optional) */
-  float *loss;                       /* output, one value */
-  float *router_logits_grad;                /* [T,E] (optional) */
+  const int32_t *expert_index;       /* [T,K], load balance only; -1 = a slot without an expert */
+  const uint8_t *token_mask;         /* [T] (optional): 0 = padding token */
+  float *loss;                       /* [1] output */
+  float *router_logits_grad;         /* [T,E] (optional): added to */
 } moe_router_loss_args;
 MOE_API moe_status moe_router_load_balance_loss(moe_context *ctx, const moe_router_loss_args *args);
 MOE_API moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_args *args);
 
-/* --------------------------------------------------------------------------------------------- routing into blocks */
+/* --------------------------------------------------------------------------------------------- sorting into blocks */
 
+/* Which (token, expert) pairs are dropped where an expert has more than its capacity. */
 typedef enum moe_drop_policy {
-  MOE_DROP_BY_POSITION = 0, /* beyond capacity, the later tokens are dropped */
-  MOE_DROP_BY_WEIGHT = 1,   /* the smallest weights are dropped (ties: the later tokens) */
+  MOE_DROP_BY_POSITION = 0, /* those of the last tokens */
+  MOE_DROP_BY_WEIGHT = 1,   /* those of the smallest weights, NaN first; of equal ones the last tokens' */
   MOE_DROP_COUNT_
 } moe_drop_policy;
 
-/* Blocks that always suffice for a dropless routing: ceil((T*K - (E-1)) / B) + E-1, never less than 1 (with T*K < E it
-   is T*K). 0 when an argument is not positive or the count overflows. */
+/* Blocks that suffice for any dropless routing: ceil((T*K - (E-1)) / B) + E-1, or T*K if that is less than E. 0 if an
+   argument is not positive or the count overflows. */
 MOE_API int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
 
-/* Experts in order, an expert's tokens ascending, ceil(n_e/B) blocks each, tail rows padded; blocks left over go to
-   expert E-1, all rows padding, condition 0. With capacity > 0 an expert keeps at most that many tokens. With
-   block_per_expert (the dropping layer) N = E, block e is expert e, and capacity defaults to B, its largest value. A
-   NaN weight is dropped first. Dropped pairs get affinity 0.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE (N too small for this routing), INVALID_OPTION, INVALID_INDEX (an id outside
-   [-1,E), or one expert twice for a token), MISALIGNED, OVERLAP, OVERFLOW, WORKSPACE. */
+/* Sorts (token, expert) pairs into blocks of B rows, each block of one expert: experts in ascending order, an expert's
+   tokens in ascending order, ceil(n_e/B) blocks each. The rest of an expert's last block is padding rows. Blocks that
+   are not needed belong to expert E-1, hold padding rows only and have condition 0. Dropped pairs get affinity 0.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E; N too small for this routing; with block_per_expert N != E or
+   capacity > B), INVALID_OPTION, INVALID_INDEX (an id outside [-1,E), or an expert twice for one token), OVERFLOW,
+   MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
 typedef struct moe_route_blocks_args {
-  int64_t T, E, K, B, N;
-  const int32_t *expert_index;    /* [T,K]; -1 = no expert in this slot */
+  int64_t T, E, K, B, N;          /* tokens, experts, experts per token, rows of a block, blocks; all from 1 */
+  const int32_t *expert_index;    /* [T,K]; -1 = a slot without an expert */
   const float *expert_weights;    /* [T,K] */
-  int skip_token;                 /* padding rows: 0 = id T, affinities have a zero row T; 1 = id -1 */
-  int64_t capacity;               /* 0 = dropless */
+  int skip_token;                 /* padding rows have 0: id T, and the affinities have a row T of zeros; 1: id -1 */
+  int64_t capacity;               /* an expert's most tokens; 0 = no limit, B with block_per_expert */
   moe_drop_policy drop_policy;
-  int block_per_expert;
+  int block_per_expert;           /* 1: N = E, and block e is expert e's (the dropping layer) */
   moe_dtype affinity_dtype;       /* DEFAULT = F32 */
-  void *expert_affinities_masked; /* [(T+1)*E], with skip_token [T*E]; output */
-  int32_t *token_position_to_id;  /* [N*B] output */
+  void *expert_affinities_masked; /* [(T+1)*E], with skip_token [T*E] output, affinity_dtype: the weight of token t and
+                                     expert e at t*E+e, or 0 */
+  int32_t *token_position_to_id;  /* [N*B] output: the token of row r of block b at b*B+r */
   int32_t *block_to_expert;       /* [N] output */
-  int32_t *conditions;            /* [N+1] output (optional): 1 for blocks with a token, then 0 */
+  int32_t *conditions;            /* [N+1] output (optional): 1 for blocks with a token; the last one is 0 */
   int64_t *tokens_per_expert;     /* [E] output (optional): before dropping */
-  void *workspace;
+  void *workspace;                /* (optional with an allocator) */
   size_t workspace_bytes;
 } moe_route_blocks_args;
 MOE_API moe_status moe_route_blocks(moe_context *ctx, const moe_route_blocks_args *args);

@@ -9,11 +9,12 @@
 
 /* ------------------------------------------------------------------------------------------------ what is exported */
 
-/* MOE_API stands before every public function. Define at most one of these before moe.h is included, and the same in
-   every file of the program:
-     MOE_STATIC   every function is static. For one C file that also defines MOE_IMPLEMENTATION
-     MOE_SHARED   the functions are exported from a shared library, also under -fvisibility=hidden
-     MOE_API      anything of your own */
+/* MOE_API stands before every public prototype. At most one of these may be defined before moe.h is first included, and
+   it must be the same in every file of a program:
+     MOE_STATIC   every function is static: for a single C file, which also defines MOE_IMPLEMENTATION
+     MOE_SHARED   every function is exported from a shared library, also under -fvisibility=hidden. On Windows the file
+                  with MOE_IMPLEMENTATION exports them from its DLL and all others import them
+     MOE_API      whatever should stand there */
 #ifndef MOE_API
 #if defined(MOE_STATIC)
 #define MOE_API static __attribute__((unused))
@@ -30,7 +31,7 @@
 
 /* ---------------------------------------------------------------------------------------------------------- status */
 
-/* One list makes the enum, the names and the tests. */
+/* X(NAME, what it means). This list makes the enum, the names and the tests. */
 #define MOE_STATUS_LIST(X)                                                                     \
   X(OK, "no error")                                                                            \
   X(ERROR_NULL_ARGUMENT, "a required pointer is NULL")                                         \
@@ -51,32 +52,38 @@ typedef enum moe_status {
 #undef MOE_STATUS_ENUM_
 } moe_status;
 
-/* The name of a status ("MOE_ERROR_OVERLAP") and what it means in general. Never NULL. */
+/* The name of a status, "MOE_ERROR_OVERLAP" say, and what the list says that it means. Neither is ever NULL: they are
+   "unknown status" for any other value. */
 MOE_API const char *moe_status_str(moe_status status);
 MOE_API const char *moe_status_text(moe_status status);
 
 /* --------------------------------------------------------------------------------------------------- element types */
 
-typedef uint16_t moe_bf16; /* upper half of a binary32 */
+typedef uint16_t moe_bf16; /* bfloat16: the upper 16 bits of a binary32 */
 typedef uint16_t moe_fp16; /* IEEE binary16 */
 
-/* X(suffix, C storage type, ENUMERATOR): the element types of activations, weights and gradients. */
+/* X(suffix, storage type in C, ENUMERATOR): the element types of activations, weights and gradients. */
 #define MOE_DTYPE_LIST(X)  \
   X(f32, float, F32)       \
   X(bf16, moe_bf16, BF16)  \
   X(fp16, moe_fp16, FP16)
 
 typedef enum moe_dtype {
-  MOE_DTYPE_DEFAULT = 0, /* the function's own suffix */
+  MOE_DTYPE_DEFAULT = 0, /* float for affinities and their gradients, and in functions without a suffix; for any other
+                            tensor the function's suffix */
 #define MOE_DTYPE_ENUM_(name, type, NAME) MOE_DTYPE_##NAME,
   MOE_DTYPE_LIST(MOE_DTYPE_ENUM_)
 #undef MOE_DTYPE_ENUM_
 } moe_dtype;
 
-/* Bytes of one element; 0 for MOE_DTYPE_DEFAULT and anything unknown. */
+/* Bytes of an element; 0 for MOE_DTYPE_DEFAULT and any unknown value. */
 MOE_API size_t moe_dtype_size(moe_dtype dtype);
 
-enum { /* bits of `accumulate` */
+/* --------------------------------------------------------------------------------------------------- accumulating */
+
+/* The bits of every field named `accumulate`: outputs that the result is added to. All others are overwritten. A bit
+   that names no output of the function is an INVALID_OPTION. */
+enum {
   MOE_ACCUMULATE_HIDDEN_STATES_GRAD = 1,
   MOE_ACCUMULATE_AFFINITIES_GRAD = 2,
   MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD = 4,
@@ -86,8 +93,8 @@ enum { /* bits of `accumulate` */
   MOE_ACCUMULATE_ROUTER_LOGITS_GRAD = 64,
   MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD = 128,
   MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256,
-  MOE_ACCUMULATE_OUTPUT = 512,
-  MOE_ACCUMULATE_DW = 1024
+  MOE_ACCUMULATE_OUTPUT = 512, /* of the layer's forward */
+  MOE_ACCUMULATE_DW = 1024     /* of grouped GEMM */
 };
 
 #include "end.h"

@@ -19,7 +19,7 @@ MOE_FN int moe_is_mx_spec_(moe_cte_spec spec) {
 
 MOE_FN int moe_device_weight_(const moe_quantized_weight *w) { return moe_is_mx_(w) && moe_mx_is_x4_(w->layout); }
 
-/* What the device kernels of seed S2 accept. */
+/* What the device kernels accept. */
 MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise_mm_fwd_args *args, moe_dtype dtype) {
   const moe_blockwise_layer *l = &args->layer;
   const moe_affinity_mode mode = l->config.affinity_mode;
