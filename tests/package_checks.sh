@@ -132,6 +132,9 @@ assert result["op"] == sys.argv[1] and result["seconds"] > 0 and result["percent
 peers() {
   cc -O2 $strict -Wno-unused-function -shared -fPIC -I"$root" "$root/bench/peers/library.c" -o "$work/library.so" -lm \
     -lpthread &&
+    if [ -n "${GGML_DIR-}" ]; then
+      cc -O2 $strict -fsyntax-only -I"$GGML_DIR/include" "$root/bench/peers/ggml_peer.c" || return 1
+    fi &&
     for script in "$root"/bench/peers/*.py; do
       python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' "$script" || return 1
     done

@@ -2,9 +2,15 @@
 """The layers of bench/models.h by moe.h, PyTorch and oneDNN, on the same data, in turn, in one run.
 
     python3 bench/peers/compare.py [--dtype bf16|fp16|f32] [--threads N] [--onednn DIR] [--quick]
+    python3 bench/peers/compare.py --table [--threads N] [--rows I ...]
 
 Results are compared before anything is timed. Wants numpy, and PyTorch (pip install numpy torch) or oneDNN 3 with
 OpenMP, whose prefix --onednn gives where the compiler does not find it; says so where they are missing.
+
+--table prints Markdown: the time and the error of some layers, most with quantised weights, by moe.h, PyTorch, ggml
+(installed; GGML_DIR is its prefix where the compiler does not find it) and kt-kernel (pip install kt-kernel). A peer
+that is missing, or has no such layer, is a dash. A thread of kt-kernel spins while its workers compute: it needs one
+processor more than --threads says.
 
 A peer, like Ours in library.py, is made from a problem and has forward(); prepare_backward(), untimed, and backward();
 forget(), which drops what a run allocated; output(), input_gradient(), affinity_gradients() by pair sorted by expert,
@@ -16,16 +22,14 @@ import os
 import re
 import statistics
 import sys
-import time
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages for PyTorch, as numpy and moe_bench have them
 try:
-    import numpy as np
+    from library import Library, Ours
+    from measure import as_double, medians
 except ImportError:
     print("compare.py: nothing compared, as there is no numpy here (pip install numpy torch)")
     sys.exit(0)
-
-from library import Library, Ours
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MEMORY = 8e9
@@ -51,14 +55,6 @@ def scaled_experts(H, I, E, K, op, size):
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
-
-
-def as_double(array):
-    """A tensor's values in a row; uint16 means bfloat16."""
-    flat = array.reshape(-1)
-    if flat.dtype == np.uint16:
-        flat = (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(np.float64)
 
 
 def bound(problem):
@@ -117,27 +113,6 @@ def check(ours, peers, op):
 # --------------------------------------------------------------------------------------------------------------- timing
 
 
-def timed(library, side, op):
-    """Seconds of one run, from memory: emptying the caches lets the other side's threads fall asleep, too."""
-    if op == "bwd":
-        side.prepare_backward()
-    library.empty_caches()
-    begin = time.perf_counter()
-    if op == "bwd":
-        side.backward()
-    else:
-        side.forward()
-    seconds = time.perf_counter() - begin
-    side.forget()
-    return seconds
-
-
-def compare(library, sides, op, repeats):
-    """Medians of runs in turn, A B C A B C; the first round is not counted."""
-    rounds = [[timed(library, side, op) for side in sides] for _ in range(repeats + 1)]
-    return [statistics.median(column) for column in zip(*rounds[1:])]
-
-
 def case(library, kinds, model, op, T, arguments):
     """One line of the table: how many times as fast as the fastest peer moe.h is, and the machine's limit would be."""
     name, H, I, full, K = model
@@ -148,7 +123,7 @@ def case(library, kinds, model, op, T, arguments):
     peers = [kind(ours) for kind in kinds]
     check(ours, peers, op)
     limit = ours.limit(op)
-    seconds = compare(library, [ours, *peers], op, 3 if arguments.quick else 7)
+    seconds = medians(library, [ours, *peers], op, 3 if arguments.quick else 7)
     limit = 0.5 * (limit + ours.limit(op))  # it drifts
     flops = (12 if op == "bwd" else 6) * T * K * H * I
     for side, each in zip([ours, *peers], seconds):
@@ -209,11 +184,25 @@ def parse():
     parser.add_argument("--onednn", metavar="DIR", help="where oneDNN is installed: DIR/include, DIR/lib")
     parser.add_argument("--quick", action="store_true", help="the two models with the smallest experts, with a quarter "
                                                              "of the tokens and experts; three runs")
+    parser.add_argument("--table", action="store_true", help="times and errors, in Markdown")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="I", help="of that table; 0 is the first")
     return parser.parse_args()
+
+
+def table_with_large_pages(arguments):
+    """glibc asks for large pages only where it is told so when a program starts; then no peer has to do without."""
+    if "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    import table
+    table.run(arguments)
 
 
 def main():
     arguments = parse()
+    if arguments.table:
+        table_with_large_pages(arguments)
+        return
     print(f"moe.h and its peers, {arguments.dtype}, threads: {arguments.threads}")
     kinds, missing = installed(arguments)
     library = Library(arguments.threads)

@@ -33,12 +33,13 @@ void peer_stop(void) { bench_machine_stop(&peer.machine); }
 
 void peer_empty_caches(void) { bench_empty_caches(&peer.machine); }
 
-/* NULL when there is no memory for it. */
-bench_layer *peer_make(const int64_t *shape, const char *dtype, int backward) {
+/* weights: how they are stored, the dtype's name where plain. NULL when there is no memory for it. */
+bench_layer *peer_make(const int64_t *shape, const char *dtype, const char *weights, int backward) {
   const bench_shape s = {shape[0], shape[1], shape[2], shape[3], shape[4]};
+  const bench_dtype *type = bench_dtype_named(dtype);
   bench_layer *layer = (bench_layer *)malloc(sizeof *layer);
   if (layer)
-    *layer = bench_make(&peer.ctx, s, bench_dtype_named(dtype), &bench_weights_plain, 0, 0,
+    *layer = bench_make(&peer.ctx, s, type, bench_weights_named(weights, type), 0, 0,
                         backward ? BENCH_TRAINING : BENCH_EXPERTS);
   return layer;
 }
@@ -53,6 +54,12 @@ void peer_run(const bench_layer *layer, const char *op) {
   bench_expect(&peer.ctx, bench_op_named(op)->run(&peer.ctx, layer));
 }
 
+/* Fills the checkpoint anew, after the hidden states were changed. */
+void peer_save(const bench_layer *layer) {
+  const moe_blockwise_mm_fwd_args args = bench_fwd_arguments(layer, layer->checkpoint);
+  bench_expect(&peer.ctx, layer->dtype->fwd(&peer.ctx, &args));
+}
+
 /* Seconds that the machine's limits, as they are now, leave for an operation. */
 double peer_limit(const bench_layer *layer, const char *op) {
   bench_result result = {.op = bench_op_named(op)};
@@ -64,6 +71,7 @@ double peer_limit(const bench_layer *layer, const char *op) {
 
 /* NULL when there is no tensor of that name. */
 void *peer_tensor(const bench_layer *layer, const char *name) {
+  const moe_quantized_weight *gate_up = &layer->quantized_wgu, *down = &layer->quantized_wd;
   const struct {
     const char *name;
     void *memory;
@@ -71,6 +79,10 @@ void *peer_tensor(const bench_layer *layer, const char *name) {
                  {"y", layer->y},
                  {"wgu", layer->wgu},
                  {"wd", layer->wd},
+                 {"wgu_codes", (void *)(uintptr_t)gate_up->codes},
+                 {"wgu_scales", (void *)(uintptr_t)gate_up->scales},
+                 {"wd_codes", (void *)(uintptr_t)down->codes},
+                 {"wd_scales", (void *)(uintptr_t)down->scales},
                  {"dy", layer->dy},
                  {"dx", layer->dx},
                  {"dwgu", layer->dwgu},

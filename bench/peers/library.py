@@ -31,6 +31,7 @@ class Library:
         self.calls.peer_make.restype = ctypes.c_void_p
         self.calls.peer_free.argtypes = [ctypes.c_void_p]
         self.calls.peer_run.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.calls.peer_save.argtypes = [ctypes.c_void_p]
         self.calls.peer_limit.restype = ctypes.c_double
         self.calls.peer_limit.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         self.calls.peer_tensor.restype = ctypes.c_void_p
@@ -56,22 +57,38 @@ class Pairs:
         self.places = np.argsort(order)  # [T,K]: where a token's pairs are
 
 
+def code_shapes(storage, H, I, E):
+    """Of gate and up's codes, down's, and the scales of each."""
+    if storage == "fp8":
+        return (E, H, 2, I), (E, I, H), (E, 2, I), (E, H)
+    if storage == "fp8_block":
+        rows, columns = -(-H // 128), -(-I // 128)
+        return (E, H, 2, I), (E, I, H), (E, rows, 2, columns), (E, columns, rows)
+    per_byte = 2 if storage == "mxfp4" else 1
+    return (E, 2, I, H // per_byte), (E, H, I // per_byte), (E, 2, I, H // 32), (E, H, I // 32)
+
+
 class Ours:
     """The layer by moe.h: the problem's tensors are its own. compare.py says which methods it shares with its peers.
 
     x, y, dy, dx are [T,H]; gate_up [E,H,2,I], down [E,I,H] and their gradients; index and weights [T,K];
-    daffinities [T+1,E].
+    daffinities [T+1,E]. storage: how the weights are stored, None: plainly. Quantised weights have codes and scales
+    instead of gate_up and down, as bytes and floats in the shapes that moe.h gives.
     """
 
     name = "moe.h"
 
-    def __init__(self, library, shape, dtype, backward_too):
+    def __init__(self, library, shape, dtype, backward_too, storage=None):
         self.T, self.H, self.I, self.E, self.K = T, H, I, E, K = shape
-        self.library, self.dtype, self.backward_too = library, dtype, backward_too
-        self.layer = library.calls.peer_make((ctypes.c_int64 * 5)(*shape), dtype.encode(), int(backward_too))
+        self.library, self.dtype, self.backward_too, self.storage = library, dtype, backward_too, storage or dtype
+        self.layer = library.calls.peer_make((ctypes.c_int64 * 5)(*shape), dtype.encode(), self.storage.encode(),
+                                             int(backward_too))
         rows, gate_up, down, element = (T, H), (E, H, 2, I), (E, I, H), ARRAYS[dtype]
         self.x, self.y = self.view("x", rows, element), self.view("y", rows, element)
-        self.gate_up, self.down = self.view("wgu", gate_up, element), self.view("wd", down, element)
+        if self.storage == dtype:
+            self.gate_up, self.down = self.view("wgu", gate_up, element), self.view("wd", down, element)
+        else:
+            self.view_codes()
         self.index, self.weights = self.view("index", (T, K), np.int32), self.view("weights", (T, K), np.float32)
         if backward_too:
             self.dy, self.dx = self.view("dy", rows, element), self.view("dx", rows, element)
@@ -82,6 +99,20 @@ class Ours:
         address = self.library.calls.peer_tensor(self.layer, name.encode())
         size = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype).reshape(shape)
+
+    def view_codes(self):
+        H, I, E = self.H, self.I, self.E
+        if self.storage == "mxfp4_ggml":  # a block's first byte is its scale
+            self.gate_up_codes = self.view("wgu_codes", (2, E, I, H // 32, 17), np.uint8)
+            self.down_codes = self.view("wd_codes", (E, H, I // 32, 17), np.uint8)
+            self.gate_up_scales, self.down_scales = self.gate_up_codes[..., 0], self.down_codes[..., 0]
+            return
+        gate_up, down, gate_up_scales, down_scales = code_shapes(self.storage, H, I, E)
+        self.gate_up_codes = self.view("wgu_codes", gate_up, np.uint8)
+        self.down_codes = self.view("wd_codes", down, np.uint8)
+        scale = np.uint8 if self.storage in ("mxfp4", "mxfp8") else np.float32
+        self.gate_up_scales = self.view("wgu_scales", gate_up_scales, scale)
+        self.down_scales = self.view("wd_scales", down_scales, scale)
 
     def pairs(self):
         return Pairs(self.index, self.weights, self.E)
@@ -99,6 +130,10 @@ class Ours:
 
     def prepare_backward(self):
         """The checkpoint was filled when the layer was made."""
+
+    def save(self):
+        """Fills the checkpoint anew, after x was changed."""
+        self.library.calls.peer_save(self.layer)
 
     def backward(self):
         self.library.calls.peer_run(self.layer, b"bwd")
