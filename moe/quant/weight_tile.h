@@ -25,7 +25,7 @@ MOE_FN moe_codes_ moe_tile_codes_(const moe_weight_tile_ *p) {
 
 /* --------------------------------------------------------------------------------------------------------------- MX */
 
-enum { MOE_TILE_WORDS_ = 32 };
+enum { MOE_TILE_WORDS_ = 64 };
 
 /* In Trainium's layouts the words of all columns are contiguous for an element of K, but not those of the next element.
    Of some elements: where the words are, at which bit of them, and where the scale bytes. */
@@ -52,15 +52,13 @@ MOE_FN void moe_tile_find_words_(const moe_weight_tile_ *p, int64_t from, int64_
 
 /* Not inlined: the caller has buffers for other layouts on the stack. */
 MOE_FN __attribute__((noinline)) void moe_tile_pack_words_(const moe_weight_tile_ *p, float *panel) {
-  moe_tile_words_ some[2]; /* the current ones and the next */
-  moe_tile_find_words_(p, 0, moe_min_(MOE_TILE_WORDS_, p->elements), &some[0]);
-  for (int64_t from = 0, now = 0; from < p->elements; from += MOE_TILE_WORDS_, now = 1 - now) {
-    const int64_t left = p->elements - from, more = moe_min_(MOE_TILE_WORDS_, left - MOE_TILE_WORDS_);
-    const moe_tile_words_ *words = &some[now];
-    moe_tile_find_words_(p, from + MOE_TILE_WORDS_, more, &some[1 - now]);
-    for (int64_t e = 0; e < moe_min_(MOE_TILE_WORDS_, left); e++)
-      p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + (from + e) * MOE_NR + p->col, words->codes[e],
-                                                                  words->shift[e], words->scale[e], p->count, p->width,
+  moe_tile_words_ words;
+  for (int64_t from = 0, n; from < p->elements; from += n) {
+    n = moe_min_(MOE_TILE_WORDS_, p->elements - from);
+    moe_tile_find_words_(p, from, n, &words);
+    for (int64_t e = 0; e < n; e++)
+      p->kernels->quant->pack_words_row[moe_wide_(&p->q->format)](panel + (from + e) * MOE_NR + p->col, words.codes[e],
+                                                                  words.shift[e], words.scale[e], p->count, p->width,
                                                                   &p->q->format);
   }
 }
@@ -113,7 +111,7 @@ MOE_FN void moe_tile_pack_some_words_(const moe_weight_tile_ *p, int64_t at, int
   for (int64_t e = part.elements; e < count; e++) memset(panel + e * MOE_NR, 0, MOE_NR_BYTES_);
 }
 
-enum { MOE_HALF_ = MOE_NR / 2 };
+enum { MOE_HALF_ = MOE_NR / 2, MOE_FEW_ROWS_ = MOE_HALF_ * MOE_HALF_ / MOE_NR };
 
 /* Transposes a square of 64 by 64 in place, a quarter at a time. */
 MOE_FN void moe_transpose_square_(const moe_kernels *kernels, float *square, float *room) {
@@ -127,20 +125,21 @@ MOE_FN void moe_transpose_square_(const moe_kernels *kernels, float *square, flo
     }
 }
 
-/* Fewer than 64 columns, from `at` on, transposed. */
+/* Fewer than 64 columns, from `at` on, transposed, some elements at a time. */
 MOE_FN void moe_tile_pack_few_words_(const moe_weight_tile_ *p, int64_t at, int64_t n, float *panel, float *rows) {
   const int64_t whole = n - n % 16; /* of whole vectors */
-  for (int64_t e = 0; e < MOE_NR; e += MOE_HALF_) {
-    moe_tile_pack_some_words_(p, at, n, e, MOE_HALF_, rows);
-    p->kernels->vec->transpose_words(panel + e, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_HALF_, whole);
+  for (int64_t e = 0; e < MOE_NR; e += MOE_FEW_ROWS_) {
+    moe_tile_pack_some_words_(p, at, n, e, MOE_FEW_ROWS_, rows);
+    p->kernels->vec->transpose_words(panel + e, MOE_NR_BYTES_, rows, MOE_NR_BYTES_, MOE_FEW_ROWS_, whole);
     for (int64_t j = whole; j < n; j++)
-      for (int64_t i = 0; i < MOE_HALF_; i++) memcpy(panel + j * MOE_NR + e + i, rows + i * MOE_NR + j, sizeof *panel);
+      for (int64_t i = 0; i < MOE_FEW_ROWS_; i++)
+        memcpy(panel + j * MOE_NR + e + i, rows + i * MOE_NR + j, sizeof *panel);
   }
 }
 
 /* Backward, in Trainium's layouts: 64 of the weight's columns at a time are decoded and transposed. */
 MOE_FN void moe_tile_pack_words_transposed_(const moe_weight_tile_ *p, float *panel) {
-  float room[MOE_HALF_ * MOE_NR];
+  float room[MOE_HALF_ * MOE_HALF_];
   for (int64_t at = 0, n; at < p->count; at += n, panel += n * MOE_NR) {
     n = moe_min_(MOE_NR, p->count - at);
     if (n < MOE_NR) {
