@@ -62,7 +62,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #include "simd/quant_avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_MATH MOE_INLINE
+#define MOE_MATH MOE_INLINE_LARGE
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -76,7 +76,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/quant_avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_MATH MOE_INLINE
+#define MOE_MATH MOE_INLINE_LARGE
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN

@@ -19,6 +19,13 @@
 #define MOE_FN MOE_EITHER
 #endif
 #define MOE_INLINE static inline __attribute__((always_inline, unused))
+/* The large ones: a compiler that does not optimise gives the variables of every copy places of their own, hundreds of
+   KiB of stack. */
+#ifdef __OPTIMIZE__
+#define MOE_INLINE_LARGE MOE_INLINE
+#else
+#define MOE_INLINE_LARGE MOE_FN
+#endif
 
 /* gcc for Win64 takes 16 bytes for the most that the stack can be aligned to, yet stores wider vectors there by aligned
    moves (its bug 54412). Here the assembler takes those for the unaligned ones, which are as fast. Under -flto it may

@@ -75,9 +75,9 @@ MOE_INLINE void MOE_K(ukernel_pair)(int rows, int packed, const char *row, const
 }
 
 /* The same from a packed panel, with prefetches. */
-MOE_INLINE void MOE_K(ukernel_packed)(int rows, int packed, const char *row, const uint32_t *panel,
-                                      const moe_ukernel_ *t, int last, char *lines, moe_ukernel_at_ *at,
-                                      MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W]) {
+MOE_INLINE_LARGE void MOE_K(ukernel_packed)(int rows, int packed, const char *row, const uint32_t *panel,
+                                            const moe_ukernel_ *t, int last, char *lines, moe_ukernel_at_ *at,
+                                            MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W]) {
   MOE_V(i) b[MOE_NR / MOE_W];
   MOE_K(ukernel_prefetch_pair)(at);
   MOE_UNROLL
@@ -86,8 +86,8 @@ MOE_INLINE void MOE_K(ukernel_packed)(int rows, int packed, const char *row, con
 }
 
 /* nt: with `packed`, the rows before, which are still being stored. */
-MOE_INLINE void MOE_K(ukernel_bf16_rows)(int rows, int packed, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines,
-                                         moe_nt_ *nt) {
+MOE_INLINE_LARGE void MOE_K(ukernel_bf16_rows)(int rows, int packed, const moe_ukernel_ *t, moe_ukernel_at_ *at,
+                                               char *lines, moe_nt_ *nt) {
   MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
   const uint32_t *panel = (const uint32_t *)t->panel;
   const char *row = at->row;

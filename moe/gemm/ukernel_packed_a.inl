@@ -63,7 +63,8 @@ MOE_INLINE void MOE_K(ukernel_store)(const moe_ukernel_ *t, const moe_ukernel_at
 }
 
 /* The rows at hand; lines: room for them rounded, or NULL. */
-MOE_INLINE void MOE_K(packed_a_rows)(int rows, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines, moe_nt_ *nt) {
+MOE_INLINE_LARGE void MOE_K(packed_a_rows)(int rows, const moe_ukernel_ *t, moe_ukernel_at_ *at, char *lines,
+                                           moe_nt_ *nt) {
   MOE_V(f) acc[MOE_MR][MOE_NR / MOE_W];
   const float *panel = (const float *)t->panel;
   const char *row = at->row;

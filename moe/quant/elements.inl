@@ -24,7 +24,7 @@ MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, cons
 }
 
 /* By two factors, because their product may be subnormal. Byte 255 is NaN. */
-MOE_INLINE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
+MOE_INLINE_LARGE MOE_V(f) MOE_K(times_e8m0)(MOE_V(f) x, MOE_V(i) byte) {
   const MOE_V(i) half = MOE_V(srli)(byte, 1);
   const MOE_V(i) first = MOE_V(slli)(MOE_V(addi)(half, MOE_V(set1i)(64u)), 23);
   const MOE_V(i) second = MOE_V(slli)(MOE_V(addi)(MOE_V(subi)(byte, half), MOE_V(set1i)(63u)), 23);
@@ -43,7 +43,7 @@ MOE_INLINE MOE_V(f) MOE_K(plain_e2m1)(MOE_V(i) word, int at, MOE_V(i) byte, cons
   return MOE_V(mul)(MOE_V(e2m1)(MOE_V(srli)(word, at)), MOE_V(castf)(MOE_V(slli)(byte, 23)));
 }
 
-MOE_INLINE MOE_V(f) MOE_K(fp8)(MOE_V(i) word, int at, const moe_element_format_ *f) {
+MOE_INLINE_LARGE MOE_V(f) MOE_K(fp8)(MOE_V(i) word, int at, const moe_element_format_ *f) {
   const MOE_V(i) magnitude = MOE_V(andi)(MOE_V(srli)(word, at), MOE_V(set1i)(127u)), magic = MOE_V(set1i)(f->magic);
   const MOE_V(i) sign = MOE_V(andi)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)(0x80000000u));
   const MOE_V(f) tiny = MOE_V(sub)(MOE_V(castf)(MOE_V(ori)(magnitude, magic)), MOE_V(castf)(magic));
@@ -60,7 +60,7 @@ MOE_INLINE MOE_V(f) MOE_K(scaled_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, cons
 }
 
 /* One shift moves sign and magnitude to their places; bias and scale are added as one number. */
-MOE_INLINE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
+MOE_INLINE_LARGE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte, const moe_element_format_ *f) {
   const MOE_V(i) exponent = MOE_V(addi)(MOE_V(slli)(byte, 23), MOE_V(set1i)(f->rebias - (127u << 23)));
   const MOE_V(i) placed = MOE_V(srav)(MOE_V(slli)(word, 24 - at), MOE_V(set1i)((uint32_t)(24 - f->shift)));
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));

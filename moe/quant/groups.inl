@@ -3,8 +3,9 @@
    there are vectors, for bf16; other formats go through float (groups_by_float.inl). */
 
 /* Encodes groups [g, n) of some, up to the first that needs the general path; returns where it stopped. */
-MOE_INLINE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
-                                         int64_t n, const moe_numbers_ *q, moe_prefetch_at_ *prefetch) {
+MOE_INLINE_LARGE int64_t MOE_KF(quantize_some)(uint8_t *codes, const char *from, const moe_some_groups_ *some,
+                                               int64_t g, int64_t n, const moe_numbers_ *q,
+                                               moe_prefetch_at_ *prefetch) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u);
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
   codes += g * step, from += g * 32 * size;
@@ -73,8 +74,8 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
 }
 
 /* Decodes groups [g, n), up to the first that needs the general path; returns where it stopped. */
-MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t g, int64_t n,
-                                           const moe_numbers_ *q) {
+MOE_INLINE_LARGE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t g,
+                                                 int64_t n, const moe_numbers_ *q) {
   const int64_t size = (int64_t)sizeof(MOE_FORMAT_TYPE), step = q->wide ? 32 : 16;
   const uint32_t shift = (uint32_t)q->format.shift;
   MOE_V(f) factor = MOE_V(set1)(q->factor);
@@ -109,8 +110,8 @@ MOE_INLINE int64_t MOE_KF(dequantize_some)(char *to, const uint8_t *codes, const
 }
 
 /* Decodes groups to bf16 or, through bf16, to f32, up to the first for which that does not work; returns how many. */
-MOE_INLINE int64_t MOE_KF(dequantize_u16)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                          const moe_numbers_ *q) {
+MOE_INLINE_LARGE int64_t MOE_KF(dequantize_u16)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                                const moe_numbers_ *q) {
   const int64_t step = q->wide ? 32 : 16;
   if (MOE_FORMAT_UPPER) return MOE_K(u16_back)(to, codes, scales, groups, q);
   for (int64_t g = 0, n, done; g < groups; g += n, to += n * 128) {

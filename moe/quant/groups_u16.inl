@@ -49,8 +49,9 @@ MOE_INLINE MOE_V(i) MOE_K(u16_narrow)(MOE_V(i) magnitude, MOE_V(i) bottom) {
 
 /* Encodes groups [g, n) of some, up to the first that has subnormal fp8 codes, whose codes are then undefined; returns
    where it stopped. */
-MOE_INLINE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g, int64_t n,
-                                  const moe_numbers_ *q, moe_prefetch_at_ *fetch, int wide, int fraction, int drop) {
+MOE_INLINE_LARGE int64_t MOE_K(u16_run)(uint8_t *codes, const char *from, const moe_some_groups_ *some, int64_t g,
+                                        int64_t n, const moe_numbers_ *q, moe_prefetch_at_ *fetch, int wide,
+                                        int fraction, int drop) {
   const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u), magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const int64_t step = wide ? 32 : 16;
   const int shift = 7 - fraction;
@@ -119,8 +120,8 @@ MOE_EITHER int MOE_K(binade_of)(moe_binade_ *binade, const moe_numbers_ *q) {
 }
 
 /* The same under a factor, for groups whose codes do not overflow. */
-MOE_INLINE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_binade_ *binade, int64_t g, int64_t n,
-                                     const moe_numbers_ *q, moe_prefetch_at_ *fetch, int fraction) {
+MOE_INLINE_LARGE int64_t MOE_K(scaled_run)(uint8_t *codes, const char *from, const moe_binade_ *binade, int64_t g,
+                                           int64_t n, const moe_numbers_ *q, moe_prefetch_at_ *fetch, int fraction) {
   const int shift = 7 - fraction;
   const uint32_t deep = (uint32_t)fraction << fraction; /* magnitudes further than this below code 0 round to it */
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu), base = MOE_V(set1i)(binade->base * 0x00010001u);
@@ -163,8 +164,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_scaled)(uint8_t *codes, const
 
 /* Groups of 32 e2m1 codes to bf16, up to the first whose scale byte is not plain; returns how many. The scale is
    applied to the table of values, which are then looked up. */
-MOE_INLINE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
-                                        const moe_numbers_ *q) {
+MOE_INLINE_LARGE int64_t MOE_K(u16_from_e2m1)(char *to, const uint8_t *codes, const uint8_t *scales, int64_t groups,
+                                              const moe_numbers_ *q) {
   static const uint16_t elements[32] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                                         0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
   static const uint16_t normal[32] = {0, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff,
@@ -202,8 +203,8 @@ MOE_INLINE moe_binade_ MOE_K(binade_back)(const moe_numbers_ *q) {
 /* A group of 32 fp8 codes to bf16. `zero` is what to add to a code to get the bf16's exponent; `binade` is the table
    under a factor, or NULL. `others`: some codes are not normal numbers. Subnormal codes are first replaced by the
    normal ones of the same value, q->below steps lower. */
-MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_binade_ *binade,
-                                  int fraction, int others, const moe_numbers_ *q) {
+MOE_INLINE_LARGE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero, const moe_binade_ *binade,
+                                        int fraction, int others, const moe_numbers_ *q) {
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x007f007fu), signs = MOE_V(set1i)(0x80008000u);
   const MOE_V(i) none = MOE_V(set1i)(0u), last = MOE_V(set1i)(0x000f000fu);
   const MOE_V(i) finite = MOE_V(set1i)((q->format.first_infinity - 1) * 0x00010001u);
@@ -233,9 +234,9 @@ MOE_INLINE void MOE_K(u16_of_fp8)(char *to, const uint8_t *codes, uint32_t zero,
 /* Groups of 32 fp8 codes to bf16, up to the first whose scale byte could make a number subnormal or too large; returns
    how many. Four groups at a time are searched for codes that are not normal numbers: it stops at the first four that
    have some or, with `others`, that have none. Fewer than four count as having some. */
-MOE_INLINE int64_t MOE_K(u16_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                       int64_t groups, const moe_binade_ *binade, int fraction, int others,
-                                       const moe_numbers_ *q) {
+MOE_INLINE_LARGE int64_t MOE_K(u16_from_fp8)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                             int64_t groups, const moe_binade_ *binade, int fraction, int others,
+                                             const moe_numbers_ *q) {
   const uint32_t unscaled = (q->format.rebias >> q->format.shift) - (127u << fraction);
   int64_t g = 0;
   for (; g < groups; g++) {
@@ -257,8 +258,8 @@ MOE_FN __attribute__((noinline)) int64_t MOE_K(u16_from_others)(char *to, const 
 }
 
 /* Alternates between groups without and with others. */
-MOE_INLINE int64_t MOE_K(u16_from_either)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
-                                          int64_t groups, const moe_binade_ *binade, const moe_numbers_ *q) {
+MOE_INLINE_LARGE int64_t MOE_K(u16_from_either)(char *to, const uint8_t *codes, const uint8_t *scales, uint32_t scale,
+                                                int64_t groups, const moe_binade_ *binade, const moe_numbers_ *q) {
   const int fraction = q->format.fraction;
   if (fraction != 2 && fraction != 3) return 0;
   for (int64_t g = 0, others;; g += others) {

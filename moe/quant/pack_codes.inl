@@ -36,8 +36,8 @@ MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n
 }
 
 /* 32 columns of a row by the plain form. */
-MOE_INLINE void MOE_KC(plain_part)(MOE_V(f) * x, const uint8_t *row, int64_t at, uint32_t byte,
-                                   const moe_element_format_ *format) {
+MOE_INLINE_LARGE void MOE_KC(plain_part)(MOE_V(f) * x, const uint8_t *row, int64_t at, uint32_t byte,
+                                         const moe_element_format_ *format) {
   MOE_UNROLL
   for (int64_t i = 0; i < 32; i += MOE_W) {
     const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, at + i) : MOE_V(loadu8)(row + at + i);
@@ -112,8 +112,8 @@ MOE_INLINE MOE_V(i) MOE_KC(word_scale)(MOE_V(i) scales, int64_t w) {
 
 /* W columns of a panel from W words of each, by the plain form. A pair of codes goes to rows `odd` apart, the next pair
    `pair` rows further on. */
-MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales,
-                                         const moe_element_format_ *format) {
+MOE_INLINE_LARGE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales,
+                                               const moe_element_format_ *format) {
   enum { per_word = 32 / MOE_CODES_BITS };
   const int64_t odd = c->split ? 16 * MOE_NR : MOE_NR, pair = c->split ? MOE_NR : 2 * MOE_NR;
   for (int64_t j = 0; j < MOE_W; j++) {
@@ -126,8 +126,8 @@ MOE_INLINE void MOE_KC(pack_plain_words)(float *p, const moe_codes_ *c, const MO
 }
 
 /* The same by the general path, from word w on, as far as there are codes. */
-MOE_INLINE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales, int64_t w,
-                                   const moe_element_format_ *format) {
+MOE_INLINE_LARGE void MOE_KC(pack_words)(float *p, const moe_codes_ *c, const MOE_V(i) * words, MOE_V(i) scales,
+                                         int64_t w, const moe_element_format_ *format) {
   const int64_t odd = c->split ? 16 : 1, pair = c->split ? 1 : 2;
   for (int64_t j = 0; j < MOE_W && (w + j) / MOE_CODES_BITS * 32 < c->k; j++) {
     const MOE_V(i) byte = MOE_KC(word_scale)(scales, w % MOE_CODES_BITS + j);
