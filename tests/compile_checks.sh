@@ -90,6 +90,14 @@ declared_is_defined() {
   [ -z "$extra" ] || { echo "defined, not declared: $extra" && return 1; }
 }
 
+# tests/support/public.inl has every declared function.
+listed() {
+  printf '#include "moe.h"\n#define PUBLIC(function, form, type) ;listed function;\n#include "support/public.inl"\n' |
+    gcc -E -P -I"$root" -I"$root/tests" -xc - | tr ';' '\n' | sed -n 's/^ *listed \([a-z0-9_]*\) *$/\1/p' |
+    sort >"$work/listed"
+  diff "$work/declared" "$work/listed"
+}
+
 # Each public header has what it needs, and is for both languages.
 headers() {
   for header in "$root"/moe/api/*.h; do
@@ -144,6 +152,7 @@ done
 check "gcc -O2: assembly" gcc -O2 -I"$root" -S "$work/implementation.c" -o "$work/implementation.s"
 check "symbols: all public, none foreign, nothing that prints, allocates or exits" symbols
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
+check "public.inl: every declared function, which test_stack calls" listed
 check "every header in moe/api compiles alone" headers
 case $(uname -m) in
 x86_64)

@@ -8,7 +8,19 @@
 
 #include "guard.h"
 
-enum { PAINTED_BYTES = 1 << 19, PAINTED_WORDS = PAINTED_BYTES / 8 };
+enum { PAINTED_BYTES = 1 << 17, PAINTED_WORDS = PAINTED_BYTES / 8 };
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { PAINTED_SANITIZED = 1 };
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+enum { PAINTED_SANITIZED = 1 };
+#else
+enum { PAINTED_SANITIZED = 0 };
+#endif
+#else
+enum { PAINTED_SANITIZED = 0 };
+#endif
 
 struct painted {
   struct guarded stack; /* an overflow is a fault */

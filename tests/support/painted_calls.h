@@ -119,6 +119,7 @@ static moe_context serial = {.num_threads = 1};
 static moe_context parallel = {
     .num_threads = 2, .parallel_for = painted_parallel_for, .schedule = MOE_SCHEDULE_HI_LO};
 
+/* Serial and in parallel. */
 static void use(int function, const void *args, void *out) {
   use_once(function, &serial, args, out);
   use_once(function, &parallel, args, out);
