@@ -110,7 +110,7 @@ static void hash_mx(struct settings *set) {
   static uint8_t codes[ARRAY], scales[ARRAY];
   const float *x = random_floats();
   moe_context *ctx = &set->ctx;
-  for (int element = MOE_ELEMENT_E4M3FN; element <= MOE_ELEMENT_E2M1; element++) {
+  for (int element = 0; element < 0 MOE_ELEMENT_LIST(TEST_ONE_); element++) {
     uint64_t h = 0;
     for (int i = 0; i < 6 * 4 * 2; i++) {
       const moe_quantize_mx_args q = {.element = (moe_element)element,

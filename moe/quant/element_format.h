@@ -12,6 +12,16 @@ typedef struct moe_element_format_ {
   uint32_t magic;                                   /* a float whose last bit is the smallest subnormal */
 } moe_element_format_;
 
+/* What kernels rely on: 8 bits, or e2m1; behind the numbers infinity, if there is one, then NaN, which without infinity
+   is the last code; emax of at least 2. */
+#define MOE_ELEMENT_FITS_(name, NAME, bits, fraction, bias, max, infinity, nan)                                      \
+  _Static_assert(((bits) == 8 || MOE_ELEMENT_##NAME == MOE_ELEMENT_E2M1) && ((max) >> (fraction)) >= (bias) + 2 &&    \
+                     ((infinity) == 0 || (infinity) == (max) + 1) &&                                                 \
+                     ((nan) == 0 || ((infinity) ? (nan) > (infinity) : (nan) == 127)),                               \
+                 #name " does not fit the kernels");
+MOE_ELEMENT_LIST(MOE_ELEMENT_FITS_)
+#undef MOE_ELEMENT_FITS_
+
 MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
 #define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
   {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},

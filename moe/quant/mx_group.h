@@ -53,7 +53,7 @@ MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast
   q.most = cast->overflow, q.least = f->rebias + (1u << 23);
   q.big = ((127u + (uint32_t)f->shift) << 23) + ((0u - (q.least >> f->shift)) & 0xffffu);
   q.drop = f->nan != 0 && cast->overflow == f->nan;
-  for (int code = 1, steps = 1 << (23 - f->shift); q.wide && code < steps; code++) {
+  for (int code = 1, steps = 1 << f->fraction; q.wide && code < steps && code < 16; code++) {
     int down = 0;
     while (code << down < steps) down++;
     q.below[code] = (uint8_t)(code - ((1 - down) * steps + (code << down) - steps));

@@ -25,7 +25,7 @@ typedef struct moe_numbers_ {
   uint32_t most;                 /* the code of what is too large */
   int drop;                      /* that code is NaN, which has no sign */
   uint32_t least, big;           /* bits of floats: the least normal number; see number in elements.inl */
-  uint8_t below[16];             /* from an fp8 magnitude down to the normal number of the same value, in steps */
+  uint8_t below[16];             /* from an fp8 magnitude to the normal number of its value, if fraction <= 3 */
   int64_t prefetch, prefetch_to; /* distances, in groups, at which codes are prefetched and lines that are written */
 } moe_numbers_;
 
