@@ -38,12 +38,12 @@ MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
 }
 
 /* The index of the kernels for codes of 4 and of 8 bits. */
-MOE_FN int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
+MOE_INLINE int moe_wide_(const moe_element_format_ *format) { return format->bits == 8; }
 
-MOE_FN int64_t moe_element_bytes_(int64_t n, int64_t bits) { return bits == 4 ? moe_ceil_div_(n, 2) : n; }
+MOE_INLINE int64_t moe_element_bytes_(int64_t n, int64_t bits) { return bits == 4 ? moe_ceil_div_(n, 2) : n; }
 
 /* A scale byte as the bits of a float. */
-MOE_FN uint32_t moe_e8m0_bits_(uint32_t byte) {
+MOE_INLINE uint32_t moe_e8m0_bits_(uint32_t byte) {
   return byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23;
 }
 

@@ -49,7 +49,7 @@ MOE_FN int64_t moe_nki_tile_at_(int64_t length, int64_t n, int inverse) {
 }
 
 /* The element at position n of the contraction axis; or the inverse. */
-MOE_FN int64_t moe_mx_axis_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n, int inverse) {
+MOE_INLINE int64_t moe_mx_axis_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n, int inverse) {
   const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start, quarter = K / MOE_MX_WORD_;
   switch (layout) {
     case MOE_MX_LAYOUT_NKI_STRIDED_X4:
