@@ -24,11 +24,12 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
 
 struct moe_prefetch_; /* memory to fetch */
 struct moe_worker_;
+typedef void (*moe_item_fn_)(void *arg, int64_t item, struct moe_worker_ *worker);
 
 /* Work items of one kind. */
 typedef struct moe_work_ {
   int64_t count;
-  void (*run)(void *arg, int64_t item, struct moe_worker_ *worker);
+  moe_item_fn_ run;
   void *arg;
   void (*first_reads)(void *arg, int64_t item, struct moe_prefetch_ *prefetch); /* (optional) see moe_next_reads_ */
 } moe_work_;
@@ -129,6 +130,13 @@ MOE_FN void moe_run_(const moe_context *ctx, const moe_work_ *work, int works) {
 #pragma omp parallel for schedule(static, 1) num_threads((int)job.workers)
 #endif
   for (int64_t index = 0; index < job.workers; index++) moe_run_worker_(&job, index);
+}
+
+/* The same with items of one kind, which prefetch nothing. Returns MOE_OK, so that an operation can end in it. */
+MOE_FN moe_status moe_run_items_(const moe_context *ctx, int64_t count, moe_item_fn_ run, void *arg) {
+  const moe_work_ work = {count, run, arg, NULL};
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
 }
 
 #endif

@@ -207,8 +207,7 @@ MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise
   if (!round->enabled) return (const char *)from;
   moe_round_tensor_ rows = {
       call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
-  const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
-  moe_run_(ctx, &work, 1);
+  moe_run_items_(ctx, rows.rows, moe_round_tensor_item_, &rows);
   return to;
 }
 

@@ -230,8 +230,7 @@ MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *for
                             call->layer.I,
                             1,
                             call->layer.mx.activation_layout};
-  const moe_work_ work = {rows.rows, moe_round_tensor_item_, &rows, NULL};
-  moe_run_(ctx, &work, 1);
+  moe_run_items_(ctx, rows.rows, moe_round_tensor_item_, &rows);
 }
 
 MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {

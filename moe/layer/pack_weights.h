@@ -167,9 +167,7 @@ MOE_FN moe_status moe_pack_run_(moe_context *ctx, void *state) {
       p->rows,           p->columns};
   memset(job->args->packed, 0, MOE_ALIGN_);
   memcpy(job->args->packed, &header, sizeof header);
-  const moe_work_ work = {p->E * p->panels, moe_pack_item_, job, NULL};
-  moe_run_(ctx, &work, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, p->E * p->panels, moe_pack_item_, job);
 }
 
 static const moe_op_ moe_pack_op_ = {moe_pack_check_, NULL, moe_pack_run_, moe_pack_check_contents_, moe_pack_answer_};

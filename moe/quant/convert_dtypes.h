@@ -71,11 +71,9 @@ MOE_FN moe_status moe_convert_check_(moe_context *ctx, void *state, const moe_ca
 
 MOE_FN moe_status moe_convert_run_(moe_context *ctx, void *state) {
   moe_convert_job_ *job = (moe_convert_job_ *)state;
-  const moe_work_ work = {moe_ceil_div_(job->n, MOE_CONVERT_ITEM_), moe_convert_item_, job, NULL};
   job->kernels = moe_kernels_();
   job->nt = job->n * moe_dtype_bytes_(job->to) >= MOE_NT_MIN_BYTES;
-  moe_run_(ctx, &work, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, moe_ceil_div_(job->n, MOE_CONVERT_ITEM_), moe_convert_item_, job);
 }
 
 static const moe_op_ moe_convert_op_ = {moe_convert_check_, NULL, moe_convert_run_, NULL, NULL};

@@ -75,10 +75,8 @@ MOE_FN moe_status moe_element_check_(moe_context *ctx, void *state, const moe_ca
 
 MOE_FN moe_status moe_element_run_(moe_context *ctx, void *state) {
   moe_element_job_ *job = (moe_element_job_ *)state;
-  const moe_work_ work = {moe_ceil_div_(job->n, MOE_ELEMENT_CHUNK_), job->chunk, job, NULL};
   job->kernels = moe_kernels_();
-  moe_run_(ctx, &work, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, moe_ceil_div_(job->n, MOE_ELEMENT_CHUNK_), job->chunk, job);
 }
 
 static const moe_op_ moe_element_op_ = {moe_element_check_, NULL, moe_element_run_, NULL, NULL};

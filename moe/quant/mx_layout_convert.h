@@ -161,9 +161,7 @@ MOE_FN moe_status moe_mx_run_(moe_context *ctx, void *state) {
   moe_mx_job_ *job = (moe_mx_job_ *)state;
   const moe_mx_bytes_ bytes = moe_mx_size_(&job->out);
   moe_mx_zero_(ctx, &job->out, &bytes);
-  const moe_work_ work = {job->args->E * job->args->parts * job->blocks, moe_mx_item_, job, NULL};
-  moe_run_(ctx, &work, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, job->args->E * job->args->parts * job->blocks, moe_mx_item_, job);
 }
 
 static const moe_op_ moe_mx_op_ = {moe_mx_check_, NULL, moe_mx_run_, moe_mx_check_contents_, moe_mx_answer_};

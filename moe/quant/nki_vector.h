@@ -73,9 +73,7 @@ MOE_FN moe_status moe_nki_vector_answer_(moe_context *ctx, const moe_tensors_ *t
 }
 
 MOE_FN moe_status moe_nki_vector_run_(moe_context *ctx, void *state) {
-  const moe_work_ work = {((const moe_nki_vector_job_ *)state)->args->E, moe_nki_vector_item_, state, NULL};
-  moe_run_(ctx, &work, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, ((const moe_nki_vector_job_ *)state)->args->E, moe_nki_vector_item_, state);
 }
 
 static const moe_op_ moe_nki_vector_op_ = {moe_nki_vector_check_, NULL, moe_nki_vector_run_, NULL,

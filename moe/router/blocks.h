@@ -205,14 +205,10 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call
 
 MOE_FN moe_status moe_route_run_(moe_context *ctx, void *state) {
   moe_route_ *route = (moe_route_ *)state;
-  const moe_work_ count = {route->chunks, moe_route_count_, route, NULL},
-                  place = {route->chunks, moe_route_place_, route, NULL},
-                  experts = {route->args->E + 1, moe_route_expert_, route, NULL};
-  moe_run_(ctx, &count, 1);
+  moe_run_items_(ctx, route->chunks, moe_route_count_, route);
   MOE_TRY(moe_route_sum_(ctx, route));
-  moe_run_(ctx, &place, 1);
-  moe_run_(ctx, &experts, 1);
-  return MOE_OK;
+  moe_run_items_(ctx, route->chunks, moe_route_place_, route);
+  return moe_run_items_(ctx, route->args->E + 1, moe_route_expert_, route);
 }
 
 static const moe_op_ moe_route_op_ = {moe_route_check_, moe_route_layout_, moe_route_run_, NULL, NULL};

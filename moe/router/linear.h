@@ -26,12 +26,7 @@ MOE_FN float *moe_router_panel_(const moe_router_weight_ *w, int64_t panel) {
   return w->panels + panel * moe_even_(moe_router_weight_depth_(w)) * MOE_NR;
 }
 
-MOE_FN int64_t moe_router_pack_items_(const moe_router_weight_ *w) {
-  const int64_t panels = moe_ceil_div_(moe_router_weight_columns_(w), MOE_NR);
-  return w->transposed ? panels : panels * moe_ceil_div_(w->H, MOE_PACK_CHUNK_);
-}
-
-MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_worker_ *worker) {
+MOE_FN void moe_router_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_weight_ *w = (const moe_router_weight_ *)arg;
   const int64_t size = moe_dtype_bytes_(w->dtype), row = w->E * size;
   (void)worker;
@@ -47,6 +42,13 @@ MOE_FN void moe_router_pack_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_rows_ rows = {w->data + from * row + at * size, row, NULL};
   w->kernels->gemm->pack_rows[MOE_PANEL_F32][w->dtype](moe_router_panel_(w, panel) + from * MOE_NR, 0, MOE_NR, &rows,
                                                        moe_min_(MOE_PACK_CHUNK_, w->H - from), n);
+}
+
+/* Packs all panels. */
+MOE_FN void moe_router_pack_(const moe_context *ctx, moe_router_weight_ *w) {
+  const int64_t panels = moe_ceil_div_(moe_router_weight_columns_(w), MOE_NR);
+  const int64_t chunks = w->transposed ? 1 : moe_ceil_div_(w->H, MOE_PACK_CHUNK_);
+  moe_run_items_(ctx, panels * chunks, moe_router_pack_item_, w);
 }
 
 /* Rows [first, first+count) of a [.,n] matrix as A. */

@@ -91,9 +91,8 @@ MOE_FN void moe_loss_item_(void *arg, int64_t item, moe_worker_ *worker) {
 }
 
 MOE_FN void moe_loss_each_(moe_context *ctx, moe_router_loss_ *loss, moe_loss_each_fn_ each) {
-  const moe_work_ work = {moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_loss_item_, loss, NULL};
   loss->each = each;
-  moe_run_(ctx, &work, 1);
+  moe_run_items_(ctx, moe_ceil_div_(loss->last - loss->first, MOE_LOSS_ITEM_), moe_loss_item_, loss);
 }
 
 /* ----------------------------------------------------------------------------------------------------- load balance */
@@ -145,14 +144,13 @@ MOE_FN void moe_balance_grad_(const moe_router_loss_ *loss, int64_t t, moe_loss_
 
 /* One step of the load balance loss over all columns, MOE_LOSS_EXPERTS_ at a time. */
 MOE_FN void moe_balance_each_(moe_context *ctx, moe_router_loss_ *loss, moe_loss_each_fn_ each) {
-  const moe_work_ gains = {1, moe_balance_gains_, loss, NULL};
   const int64_t E = loss->args->E;
   for (int64_t from = 0; from < E; from += MOE_LOSS_EXPERTS_) {
     const int64_t to = moe_min_(from + MOE_LOSS_EXPERTS_, E);
     const int known = loss->from == from && loss->to == to;
     loss->from = from;
     loss->to = to;
-    if (!known) moe_run_(ctx, &gains, 1);
+    if (!known) moe_run_items_(ctx, 1, moe_balance_gains_, loss);
     moe_loss_each_(ctx, loss, each);
   }
 }
@@ -197,7 +195,6 @@ MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {
 MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
   moe_router_loss_ *loss = (moe_router_loss_ *)state;
   const moe_router_loss_args *args = loss->args;
-  const moe_work_ sum = {1, moe_loss_sum_, loss, NULL}, finish = {1, moe_loss_finish_, loss, NULL};
   moe_loss_token_ token[MOE_LOSS_TOKENS_];
   float gain[MOE_LOSS_EXPERTS_];
   loss->token = token;
@@ -207,11 +204,10 @@ MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
     loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
     if (loss->balance) moe_balance_each_(ctx, loss, moe_balance_term_);
     else moe_loss_each_(ctx, loss, moe_z_term_);
-    moe_run_(ctx, &sum, 1);
+    moe_run_items_(ctx, 1, moe_loss_sum_, loss);
     if (loss->balance && args->router_logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
   }
-  moe_run_(ctx, &finish, 1);
-  return MOE_OK;
+  return moe_run_items_(ctx, 1, moe_loss_finish_, loss);
 }
 
 MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {

@@ -22,27 +22,26 @@ typedef struct moe_router_scratch_ {
   uint64_t *groups;       /* [topk_groups] */
 } moe_router_scratch_;
 
-MOE_FN moe_router_scratch_ moe_router_scratch_layout_(const moe_router_ *router, moe_arena_ *arena) {
+MOE_FN void moe_router_scratch_layout_(const moe_router_ *router, moe_arena_ *arena, moe_router_scratch_ *scratch) {
   const moe_router_topk_args *args = router->args;
-  moe_router_scratch_ scratch;
-  scratch.c = (float *)moe_take_(arena, router->product ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  const int64_t a_packed = MOE_ROUTER_ROWS_ * moe_router_pitch_(router->kernels);
-  scratch.a_packed = (char *)moe_take_(arena, router->product ? a_packed : 0);
-  scratch.scores = (float *)moe_take_(arena, args->E * 4);
-  scratch.values = (float *)moe_take_(arena, args->E * 4);
-  scratch.z = (float *)moe_take_(arena, args->K * 4);
-  scratch.w = (float *)moe_take_(arena, args->K * 4);
-  scratch.best = (uint64_t *)moe_take_(arena, args->K * 8);
-  scratch.groups = (uint64_t *)moe_take_(arena, (int64_t)args->config.topk_groups * 8);
-  return scratch;
+  const int64_t rows = router->product ? MOE_ROUTER_ROWS_ : 0;
+  scratch->c = (float *)moe_take_(arena, rows ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
+  scratch->a_packed = (char *)moe_take_(arena, rows * moe_router_pitch_(router->kernels));
+  scratch->scores = (float *)moe_take_(arena, args->E * 4);
+  scratch->values = (float *)moe_take_(arena, args->E * 4);
+  scratch->z = (float *)moe_take_(arena, args->K * 4);
+  scratch->w = (float *)moe_take_(arena, args->K * 4);
+  scratch->best = (uint64_t *)moe_take_(arena, args->K * 8);
+  scratch->groups = (uint64_t *)moe_take_(arena, (int64_t)args->config.topk_groups * 8);
 }
 
 MOE_FN void moe_router_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_router_ *router = (moe_router_ *)state;
+  moe_router_scratch_ scratch;
   moe_arena_ one = {NULL, 0};
   router->weight.panels = NULL;
   if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
-  moe_router_scratch_layout_(router, &one);
+  moe_router_scratch_layout_(router, &one, &scratch);
   router->scratch_bytes = one.used;
   router->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_items_(router->args->T)), one.used));
 }
@@ -118,7 +117,8 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_ *router = (const moe_router_ *)arg;
   const moe_router_topk_args *args = router->args;
   moe_arena_ memory = {router->workers + worker->index * router->scratch_bytes, 0};
-  const moe_router_scratch_ scratch = moe_router_scratch_layout_(router, &memory);
+  moe_router_scratch_ scratch;
+  moe_router_scratch_layout_(router, &memory, &scratch);
   const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
   if (router->product) {
     const char *bias = (const char *)args->router_bias;
@@ -163,12 +163,8 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_cal
 
 MOE_FN moe_status moe_router_run_(moe_context *ctx, void *state) {
   moe_router_ *router = (moe_router_ *)state;
-  const moe_work_ pack = {router->product ? moe_router_pack_items_(&router->weight) : 0, moe_router_pack_,
-                          &router->weight, NULL};
-  const moe_work_ tokens = {moe_router_items_(router->args->T), moe_router_item_, router, NULL};
-  moe_run_(ctx, &pack, 1);
-  moe_run_(ctx, &tokens, 1);
-  return MOE_OK;
+  if (router->product) moe_router_pack_(ctx, &router->weight);
+  return moe_run_items_(ctx, moe_router_items_(router->args->T), moe_router_item_, router);
 }
 
 static const moe_op_ moe_router_op_ = {moe_router_check_, moe_router_layout_, moe_router_run_, NULL, NULL};

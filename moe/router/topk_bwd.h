@@ -23,27 +23,26 @@ typedef struct moe_router_bwd_scratch_ {
   int32_t *expert;                    /* [K] */
 } moe_router_bwd_scratch_;
 
-MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena) {
-  const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4;
-  moe_router_bwd_scratch_ scratch;
-  scratch.c = (float *)moe_take_(arena, bwd->dx ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
-  scratch.a_packed = (char *)moe_take_(arena, bwd->dx ? MOE_ROUTER_ROWS_ * moe_router_pitch_(bwd->kernels) : 0);
-  scratch.xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(bwd->kernels) : 0);
-  scratch.dz = (float *)moe_take_(arena, row);
-  scratch.p = (float *)moe_take_(arena, row);
-  scratch.row = (float *)moe_take_(arena, row);
-  scratch.z = (float *)moe_take_(arena, slots);
-  scratch.dw = (float *)moe_take_(arena, slots);
-  scratch.s = (float *)moe_take_(arena, slots);
-  scratch.slope = (float *)moe_take_(arena, slots);
-  scratch.direct = (float *)moe_take_(arena, slots);
-  scratch.expert = (int32_t *)moe_take_(arena, slots);
-  return scratch;
+MOE_FN void moe_router_bwd_scratch_layout_(const moe_router_bwd_ *bwd, moe_arena_ *arena,
+                                           moe_router_bwd_scratch_ *scratch) {
+  const int64_t row = bwd->args->E * 4, slots = bwd->args->K * 4, rows = bwd->dx ? MOE_ROUTER_ROWS_ : 0;
+  scratch->c = (float *)moe_take_(arena, rows ? MOE_ROUTER_PRODUCTS_ * 4 : 0);
+  scratch->a_packed = (char *)moe_take_(arena, rows * moe_router_pitch_(bwd->kernels));
+  scratch->xt = (float *)moe_take_(arena, bwd->dw ? moe_router_xt_bytes_(bwd->kernels) : 0);
+  scratch->dz = (float *)moe_take_(arena, row);
+  scratch->p = (float *)moe_take_(arena, row);
+  scratch->row = (float *)moe_take_(arena, row);
+  scratch->z = (float *)moe_take_(arena, slots);
+  scratch->dw = (float *)moe_take_(arena, slots);
+  scratch->s = (float *)moe_take_(arena, slots);
+  scratch->slope = (float *)moe_take_(arena, slots);
+  scratch->direct = (float *)moe_take_(arena, slots);
+  scratch->expert = (int32_t *)moe_take_(arena, slots);
 }
 
-MOE_FN moe_router_bwd_scratch_ moe_router_bwd_scratch_at_(const moe_router_bwd_ *bwd, int64_t scratch) {
-  moe_arena_ arena = {bwd->workers + scratch * bwd->scratch_bytes, 0};
-  return moe_router_bwd_scratch_layout_(bwd, &arena);
+MOE_FN void moe_router_bwd_scratch_at_(const moe_router_bwd_ *bwd, int64_t worker, moe_router_bwd_scratch_ *scratch) {
+  moe_arena_ arena = {bwd->workers + worker * bwd->scratch_bytes, 0};
+  moe_router_bwd_scratch_layout_(bwd, &arena, scratch);
 }
 
 /* Work items that run at a time, at most: those of tokens, or those of the weight's and the bias's gradient. */
@@ -54,10 +53,11 @@ MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
 
 MOE_FN void moe_router_bwd_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
+  moe_router_bwd_scratch_ scratch;
   moe_arena_ one = {NULL, 0};
   bwd->weight.panels = NULL;
   if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
-  moe_router_bwd_scratch_layout_(bwd, &one);
+  moe_router_bwd_scratch_layout_(bwd, &one, &scratch);
   bwd->scratch_bytes = one.used;
   bwd->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_bwd_items_(bwd->args)), one.used));
 }
@@ -140,7 +140,8 @@ MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_b
 MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
   const moe_router_topk_bwd_args *args = bwd->args;
-  const moe_router_bwd_scratch_ scratch = moe_router_bwd_scratch_at_(bwd, worker->index);
+  moe_router_bwd_scratch_ scratch;
+  moe_router_bwd_scratch_at_(bwd, worker->index, &scratch);
   const int64_t first = item * MOE_ROUTER_ROWS_, rows = moe_min_(MOE_ROUTER_ROWS_, args->T - first);
   for (int64_t t = first; t < first + rows; t++) moe_router_bwd_token_(bwd, &scratch, t);
   if (!bwd->dx) return;
@@ -153,7 +154,9 @@ MOE_FN void moe_router_bwd_tokens_(void *arg, int64_t item, moe_worker_ *worker)
 
 MOE_FN void moe_router_bwd_xt_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_bwd_ *bwd = (const moe_router_bwd_ *)arg;
-  moe_router_xt_item_(&bwd->xt, item, moe_router_bwd_scratch_at_(bwd, worker->index).xt);
+  moe_router_bwd_scratch_ scratch;
+  moe_router_bwd_scratch_at_(bwd, worker->index, &scratch);
+  moe_router_xt_item_(&bwd->xt, item, scratch.xt);
 }
 
 /* Work item: the bias gradient of 64 experts, tokens in ascending order. */
@@ -226,8 +229,6 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
   moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
   const moe_router_topk_bwd_args *args = bwd->args;
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
-  const moe_work_ pack = {bwd->dx ? moe_router_pack_items_(&bwd->weight) : 0, moe_router_pack_, &bwd->weight, NULL};
-  const moe_work_ tokens = {moe_router_items_(args->T), moe_router_bwd_tokens_, bwd, NULL};
   moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
   if (bwd->dw) {
     /* Two panels of x per item halve the packing of dz, if there are items enough for all workers. */
@@ -240,8 +241,8 @@ MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
     last[0].count = moe_router_xt_items_(&bwd->xt);
   }
   if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_NR);
-  moe_run_(ctx, &pack, 1);
-  moe_run_(ctx, &tokens, 1);
+  if (bwd->dx) moe_router_pack_(ctx, &bwd->weight);
+  moe_run_items_(ctx, moe_router_items_(args->T), moe_router_bwd_tokens_, bwd);
   moe_run_(ctx, last, 2);
   return MOE_OK;
 }
