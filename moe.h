@@ -109,8 +109,8 @@
    THREADS AND MEMORY
      The library starts no threads: it uses those that ctx.parallel_for gives it, or OpenMP's if the implementation is
      compiled with -fopenmp, or one. Different threads may make calls at the same time, each with its own context.
-     Of the stack a function, and each task given to parallel_for, takes at most 32 KiB when compiled with optimisation,
-     48 KiB without.
+     Of the stack a function, and each task given to parallel_for, takes at most 32 KiB. (Where the implementation is
+     compiled without optimisation, 48 KiB with gcc, 96 KiB with clang.)
      A function with a workspace takes it from its arguments, or from ctx.allocate if they have none; the matching
      *_workspace_size function tells its size. With R = N*B rows, or max_rows, s = 2 bytes in _bf16 functions and 4 in
      others, and I rounded up to whole 64s, the layer's is at most the sum of

@@ -311,6 +311,50 @@ static void test_names(void **state) {
   assert_int_equal(moe_dtype_size((moe_dtype)99), 0);
 }
 
+/* A token's layer within the device's limits, then each time with one thing that the spec's kernel does not do. */
+static void check_limit(const moe_blockwise_mm_fwd_args *args, moe_schedule schedule, const char *word) {
+  moe_context ctx = {.schedule = schedule};
+  assert_int_equal(moe_blockwise_mm_fwd_bf16(&ctx, args), word ? MOE_ERROR_DEVICE_LIMIT : MOE_OK);
+  if (word) assert_non_null(strstr(ctx.message, word));
+}
+
+static void test_device_limits(void **state) {
+  enum { H = 512, I = 2048, E = 8, B = 256 };
+  (void)state;
+  moe_bf16 *weight = calloc(3 * E * H * I, sizeof *weight), *x = calloc(2 * H, sizeof *x);
+  moe_bf16 *saved = calloc(2 * I * B, sizeof *saved);
+  float affinities[E] = {1};
+  int32_t ids[2 * B], experts[2] = {0, E}, conditions[2] = {0, 1};
+  for (int i = 0; i < 2 * B; i++) ids[i] = i != 0;
+  const moe_blockwise_mm_fwd_args valid = {
+      .layer = {.T = 1, .H = H, .I = I, .E = E, .N = 1, .B = B, .max_rows = 1, .hidden_states = x,
+                .expert_affinities_masked = affinities, .gate_up_proj_weight = weight,
+                .down_proj_weight = weight + 2 * E * H * I, .token_position_to_id = ids, .block_to_expert = experts},
+      .device = {.check_limits = 1}, .output = x + H};
+  moe_blockwise_mm_fwd_args args = valid;
+  assert_int_equal(moe_blockwise_mm_fwd_bf16_workspace_size(NULL, &valid, &args.workspace_bytes), MOE_OK);
+  args.workspace = malloc(args.workspace_bytes);
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, NULL);
+  check_limit(&args, MOE_SCHEDULE_HI_LO, "ctx.schedule");
+  args.hints = (moe_nkilib_hints){.skip_weight = 1, .pre_scale_delayed = 1};
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, NULL); /* of what is not scaled */
+  args.layer.config.affinity_mode = MOE_AFFINITY_PRE_SCALE;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "hints.pre_scale_delayed");
+  args.device.spec = MOE_CTE_SHARD_ON_I;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "hints.skip_weight");
+  args.hints.skip_weight = 0;
+  check_limit(&args, MOE_SCHEDULE_HI_LO, NULL);
+  args.device.spec = MOE_CTE_SHARD_ON_I_HYBRID, args.layer.N = 2, args.layer.conditions = conditions;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "conditions");
+  args.layer.N = 1, args.gate_up_activations_T = saved;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "gate_up_activations_T");
+  args.layer.B = 128;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "B");
+  args.device.check_limits = 0;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, NULL);
+  free(weight), free(x), free(saved), free(args.workspace);
+}
+
 static void test_blocks_count(void **state) {
   (void)state;
   assert_int_equal(moe_route_blocks_count(0, 4, 2, 4), 0);
@@ -327,10 +371,10 @@ int main(void) {
   static struct CMUnitTest tests[CASES + 16] = {
       cmocka_unit_test(test_contexts),        cmocka_unit_test(test_allocators), cmocka_unit_test(test_null_args),
       cmocka_unit_test(test_workspace_sizes), cmocka_unit_test(test_arrays),     cmocka_unit_test(test_names),
-      cmocka_unit_test(test_blocks_count),
+      cmocka_unit_test(test_blocks_count),    cmocka_unit_test(test_device_limits),
   };
   static char names[CASES][96];
-  size_t count = 7;
+  size_t count = 8;
   for (int i = 0; i < CASES; i++) {
     if (error_cases[i].prefix) continue;
     const struct error_case *c = &error_cases[i];
