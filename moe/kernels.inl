@@ -3,8 +3,7 @@
      MOE_VOCABULARY  the file of moe/simd/ that its kernels are written in
      MOE_VECTORS     0: vectors have one element, and products are portable C
      MOE_MATH        how exp and its kin are compiled: inlined into loops of vectors, or called
-   and the instruction set's numbers in gemm/blocking.h. For each storage format MOE_FORMAT is set; MOE_FORMAT_UPPER: an
-   element is the upper 16 bits of its float. */
+   and the instruction set's numbers in gemm/blocking.h. For each storage type MOE_FORMAT is set. */
 
 #include "vec/math.inl"
 #include "vec/row.inl"
@@ -20,29 +19,17 @@
 #include "quant/elements.inl"
 #include "quant/groups_u16.inl"
 
-#define MOE_FORMAT       f32
-#define MOE_FORMAT_TYPE  float
-#define MOE_FORMAT_UPPER 0
+#define MOE_FORMAT f32
 #include "gemm/format.inl"
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT       bf16
-#define MOE_FORMAT_TYPE  moe_bf16
-#define MOE_FORMAT_UPPER 1
+#define MOE_FORMAT bf16
 #include "gemm/format.inl"
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT       fp16
-#define MOE_FORMAT_TYPE  moe_fp16
-#define MOE_FORMAT_UPPER 0
+#define MOE_FORMAT fp16
 #include "gemm/format.inl"
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
 #if MOE_VECTORS
 #include "gemm/ukernel_pack_b.inl"

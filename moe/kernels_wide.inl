@@ -5,33 +5,21 @@
 #include "vec/glu.inl"
 #include "router/score.inl"
 
-#define MOE_FORMAT       f32
-#define MOE_FORMAT_TYPE  float
-#define MOE_FORMAT_UPPER 0
+#define MOE_FORMAT f32
 #include "quant/groups.inl"
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT       bf16
-#define MOE_FORMAT_TYPE  moe_bf16
-#define MOE_FORMAT_UPPER 1
+#define MOE_FORMAT bf16
 #if MOE_VECTORS
 #include "quant/groups.inl"
 #else
 #include "quant/groups_by_float.inl"
 #endif
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
-#define MOE_FORMAT       fp16
-#define MOE_FORMAT_TYPE  moe_fp16
-#define MOE_FORMAT_UPPER 0
+#define MOE_FORMAT fp16
 #include "quant/groups_by_float.inl"
 #undef MOE_FORMAT
-#undef MOE_FORMAT_TYPE
-#undef MOE_FORMAT_UPPER
 
 #include "quant/column_words.inl"
 

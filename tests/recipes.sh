@@ -9,10 +9,10 @@
 #   @before FILE: TEXT   before the only line of FILE that contains TEXT; @after, @instead likewise
 #   @file FILE           in a new file
 #   @from FILE: NEW SED  none: NEW is FILE with all of it edited by sed
-#   @tests NAME ...      none: the tests to run
+#   @tests NAME ...      none: the tests to run; @flags ...: and what to compile them with
 . "$(dirname "$0")/support/checks.sh"
 export MOE_TEST_QUICK=1
-flags="-O1 -fsanitize=bounds -fno-sanitize-recover=all -I. -Itests -D_DEFAULT_SOURCE"
+common="-O1 -fsanitize=bounds -fno-sanitize-recover=all -I. -Itests -D_DEFAULT_SOURCE"
 
 only() { # what, files: there must be one
   [ $# -eq 2 ] || { echo "$1: $(($# - 1)) places" && return 1; }
@@ -54,6 +54,7 @@ block() { # word, the rest of the head
     sed "${rest#* }" "${2%%: *}" >"${rest%% *}"
     ;;
   tests) tests=$2 ;;
+  flags) flags="$common $2" ;;
   *) echo "what is @$1?" && return 1 ;;
   esac
 }
@@ -63,7 +64,7 @@ apply() { # recipe
   cp -R "$root/moe.h" "$root/moe" "$root/tests" "$work/copy" && cd "$work/copy" || return 1
   awk -v to="$work/blocks/" '/^@/ { file = sprintf("%s%03d", to, ++n); print substr($0, 2) >file; next }
     n { print >(file ".body") }' "$1" || return 1
-  tests=
+  tests= flags=$common
   for at in "$work"/blocks/???; do
     head=$(cat "$at")
     if [ -f "$at.body" ]; then cp "$at.body" "$work/body"; else : >"$work/body"; fi

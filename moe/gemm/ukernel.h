@@ -52,7 +52,13 @@ typedef struct moe_ukernel_ {
 } moe_ukernel_;
 typedef void (*moe_ukernel_fn_)(const moe_ukernel_ *ukernel);
 
-/* Bytes of a row of a panel where it is stored. */
+/* Whether ukernel_packed_a stores sums of such products as dtype. To bf16 it rounds what is not subnormal, which sums of
+   bf16 products never are. */
+MOE_INLINE int moe_ukernel_rounds_to_(moe_dtype dtype, moe_product_ product) {
+  return dtype == MOE_DTYPE_F32 || dtype == MOE_DTYPE_FP16 || (dtype == MOE_DTYPE_BF16 && product == MOE_PRODUCT_BF16);
+}
+
+/* Bytes of a row of a panel where it is stored: see moe_ukernel_rounds_to_. */
 MOE_INLINE int64_t moe_ukernel_to_bytes_(const moe_ukernel_ *t) {
   return MOE_NR * (t->to.dtype == MOE_DTYPE_F32 ? 4 : 2);
 }
@@ -124,9 +130,6 @@ MOE_INLINE void moe_ukernel_move_(const moe_ukernel_ *t, int64_t pitch, moe_uker
   if (at->to) at->to += at->now * t->to.stride;
   at->now = moe_ukernel_mr_(at->rows);
 }
-
-/* Whether elements are the upper 16 bits of floats (MOE_FORMAT_UPPER). */
-MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
 
 /* Sums are stored from c, which is in the first-level cache. */
 MOE_INLINE void moe_ukernel_store_(const moe_ukernel_ *t, const moe_ukernel_at_ *at) {

@@ -4,12 +4,23 @@
 #ifndef MOE_SIMD_NAMES_H
 #define MOE_SIMD_NAMES_H
 
-#define MOE_V(op)    MOE_CAT(moe_##op##_, MOE_VOCABULARY)
-#define MOE_W        MOE_CAT(MOE_W_, MOE_VOCABULARY) /* elements in a vector */
-#define MOE_K(name)  MOE_CAT(moe_##name##_, MOE_ISA)
-#define MOE_KF(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_FORMAT), MOE_CAT(_, MOE_ISA))
-#define MOE_KC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
-#define MOE_VF(op)   MOE_CAT(MOE_CAT(moe_##op##_, MOE_FORMAT), MOE_CAT(_, MOE_VOCABULARY))
+#define MOE_V(op)        MOE_CAT(moe_##op##_, MOE_VOCABULARY)
+#define MOE_W            MOE_CAT(MOE_W_, MOE_VOCABULARY) /* elements in a vector */
+#define MOE_K(name)      MOE_CAT(moe_##name##_, MOE_ISA)
+#define MOE_KF(name)     MOE_CAT(MOE_CAT(moe_##name##_, MOE_FORMAT), MOE_CAT(_, MOE_ISA))
+#define MOE_KC(name)     MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_ISA))
+#define MOE_VF(op)       MOE_CAT(MOE_CAT(moe_##op##_, MOE_FORMAT), MOE_CAT(_, MOE_VOCABULARY))
+
+/* The storage type of the current inclusion: 2 bytes, or f32; and whether it is the upper 16 bits of a float. */
+#define MOE_FORMAT_TYPE  MOE_CAT(MOE_CAT(moe_format_, MOE_FORMAT), _)
+#define MOE_FORMAT_UPPER moe_is_upper_((moe_dtype)MOE_CAT(MOE_CAT(MOE_FORMAT_, MOE_FORMAT), _))
+#define MOE_FORMAT_OF_(name, type, NAME)            \
+  typedef type moe_format_##name##_;                \
+  enum { MOE_FORMAT_##name##_ = MOE_DTYPE_##NAME }; \
+  _Static_assert(sizeof(type) == 2 || MOE_DTYPE_##NAME == MOE_DTYPE_F32, #name " does not have 2 bytes");
+MOE_DTYPE_LIST(MOE_FORMAT_OF_)
+#undef MOE_FORMAT_OF_
+MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
 
 /* An instruction set's blocking numbers (gemm/blocking.h), and its vocabulary's. */
 #define MOE_N(name)          MOE_CAT(MOE_##name##_, MOE_ISA)

@@ -143,9 +143,6 @@ MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd)
   *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)));
   return both;
 }
-MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
-  return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const moe_fp16 *)p + 8), even, odd);
-}
 
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i top = _mm256_set1_epi32(INT32_MIN);
@@ -158,11 +155,6 @@ MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i si
 MOE_INLINE void moe_store2_bf16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i low = _mm256_srli_epi32(moe_bf16_round_avx2(even), 16);
   moe_storei_avx2(p, _mm256_or_si256(_mm256_blend_epi16(moe_bf16_round_avx2(odd), low, 0x55), signs));
-}
-MOE_INLINE void moe_store2_fp16_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
-  const __m256i low = _mm256_cvtepu16_epi32(moe_fp16_encode_avx2(even));
-  const __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(moe_fp16_encode_avx2(odd)), 16);
-  moe_storei_avx2(p, _mm256_or_si256(_mm256_or_si256(low, high), signs));
 }
 
 /* Each step folds two vectors to half their width and puts the results into one. */

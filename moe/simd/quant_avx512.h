@@ -92,9 +92,6 @@ MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *od
   *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
   return both;
 }
-MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
-  return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const moe_fp16 *)p + 16), even, odd);
-}
 
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -107,11 +104,6 @@ MOE_INLINE void moe_store2_bf16_avx512(void *p, __m512 even, __m512 odd, __m512i
   const __m512i low = _mm512_srli_epi32(moe_bf16_round_avx512(even), 16);
   const __m512i both = moe_mux_avx512(_mm512_set1_epi32(0xffff), low, moe_bf16_round_avx512(odd));
   moe_storei_avx512(p, _mm512_or_si512(both, signs));
-}
-MOE_INLINE void moe_store2_fp16_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
-  const __m512i low = _mm512_cvtepu16_epi32(moe_fp16_encode_avx512(even));
-  const __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(moe_fp16_encode_avx512(odd)), 16);
-  moe_storei_avx512(p, _mm512_or_si512(_mm512_or_si512(low, high), signs));
 }
 
 /* Each step folds two vectors to half their width and puts the results into one. */

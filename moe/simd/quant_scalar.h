@@ -20,7 +20,7 @@
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words below 128 or 8, two in an element of 16/W
                                      vectors, with the signs (bit 15) of as many others
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
-     load2_*, store2_*               2W elements of a storage type, the even ones in one vector, the odd in another.
+     load2_f32 load2_bf16, store2_*  2W elements, the even ones in one vector, the odd in another (bf16: vectors only).
                                      load2 also returns their signs in bits 15 and 31 of a word for each pair, whose
                                      other bits are undefined. store2 adds such signs, the other bits 0; no element is
                                      a NaN */
@@ -100,22 +100,15 @@ MOE_INLINE float moe_e2m1_scalar(uint32_t codes) {
   return value[codes & 15u];
 }
 
-#define MOE_SCALAR_LOAD2_(name, type, NAME)                                                \
-  MOE_INLINE uint32_t moe_load2_##name##_scalar(const void *p, float *even, float *odd) {  \
-    *even = moe_load_##name##_scalar(p);                                                   \
-    *odd = moe_load_##name##_scalar((const type *)p + 1);                                  \
-    return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd)); \
-  }
-MOE_DTYPE_LIST(MOE_SCALAR_LOAD2_)
-#undef MOE_SCALAR_LOAD2_
-
-#define MOE_SCALAR_STORE2_(name, type, NAME)                                                                   \
-  MOE_INLINE void moe_store2_##name##_scalar(void *p, float even, float odd, uint32_t signs) {                 \
-    moe_store_##name##_scalar(p, moe_castf_scalar(moe_casti_scalar(even) | signs << 16));                      \
-    moe_store_##name##_scalar((type *)p + 1, moe_castf_scalar(moe_casti_scalar(odd) | (signs & 0x80000000u))); \
-  }
-MOE_DTYPE_LIST(MOE_SCALAR_STORE2_)
-#undef MOE_SCALAR_STORE2_
+MOE_INLINE uint32_t moe_load2_f32_scalar(const void *p, float *even, float *odd) {
+  *even = moe_load_scalar(p);
+  *odd = moe_load_scalar((const float *)p + 1);
+  return moe_mux_scalar(0xffffu, moe_casti_scalar(*even) >> 16, moe_casti_scalar(*odd));
+}
+MOE_INLINE void moe_store2_f32_scalar(void *p, float even, float odd, uint32_t signs) {
+  moe_storei_scalar(p, moe_casti_scalar(even) | signs << 16);
+  moe_storei_scalar((float *)p + 1, moe_casti_scalar(odd) | (signs & 0x80000000u));
+}
 
 MOE_INLINE uint32_t moe_largest2x16_scalar(uint32_t v[1]) { return v[0]; }
 
