@@ -52,8 +52,8 @@ typedef struct moe_ukernel_ {
 } moe_ukernel_;
 typedef void (*moe_ukernel_fn_)(const moe_ukernel_ *ukernel);
 
-/* Whether ukernel_packed_a stores sums of such products as dtype. To bf16 it rounds what is not subnormal, which sums of
-   bf16 products never are. */
+/* Whether ukernel_packed_a stores sums of such products as dtype. To bf16 it rounds what is not subnormal, which sums
+   of bf16 products never are. */
 MOE_INLINE int moe_ukernel_rounds_to_(moe_dtype dtype, moe_product_ product) {
   return dtype == MOE_DTYPE_F32 || dtype == MOE_DTYPE_FP16 || (dtype == MOE_DTYPE_BF16 && product == MOE_PRODUCT_BF16);
 }

@@ -133,11 +133,10 @@ MOE_FN char *moe_weight_grad_at_(const moe_weight_grad_ *stage, int64_t expert, 
 /* Whether dW is the products and nothing else. */
 MOE_FN int moe_weight_grad_overwrites_(const moe_weight_grad_ *stage) { return !stage->accumulate && !stage->skip; }
 
-/* Whether micro-kernels store whole panels of dW. For bf16 they need that no result is
-   subnormal, which sums of bf16 products never are. */
+/* Whether micro-kernels store whole panels of dW. */
 MOE_FN int moe_weight_grad_by_ukernel_(const moe_weight_grad_ *stage) {
   return stage->group->kernels->gemm->ukernel_packed_a[stage->group->panel] && moe_weight_grad_overwrites_(stage) &&
-         (stage->dtype != MOE_DTYPE_BF16 || stage->group->product == MOE_PRODUCT_BF16);
+         moe_ukernel_rounds_to_(stage->dtype, stage->group->product);
 }
 
 /* Whether the rows of dW are whole cache lines. */

@@ -41,10 +41,11 @@ MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r
   for (int64_t i = 0; i < n; i += MOE_MX_GROUP_) moe_mx_round_group_(kernels, r, x + i, moe_min_(MOE_MX_GROUP_, n - i));
 }
 
-/* Rounds to dtype again: at both ends of fp16's range a number rounded to MX need not be an fp16. */
+/* Rounds to dtype again: a number rounded to MX need not be one at both ends of a range that is less than a float's. */
 MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, int64_t n) {
-  moe_fp16 fitted[MOE_NR];
-  for (int64_t i = 0; i < n && dtype == MOE_DTYPE_FP16; i += MOE_NR) {
+  float fitted[MOE_NR]; /* room for any type */
+  const int fits = dtype == MOE_DTYPE_F32 || dtype == MOE_DTYPE_BF16;
+  for (int64_t i = 0; i < n && !fits; i += MOE_NR) {
     moe_store_row_(kernels->vec, dtype, fitted, x + i, moe_min_(MOE_NR, n - i));
     moe_load_row_(kernels->vec, dtype, x + i, fitted, moe_min_(MOE_NR, n - i));
   }
