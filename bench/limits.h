@@ -103,7 +103,7 @@ static bench_loop bench_loop_of(int dot) {
   static const bench_loop none = {NULL, 0}, xmm = {bench_spin_xmm, 12 * 8}, ymm = {bench_spin_ymm, 12 * 16},
                           zmm = {bench_spin_zmm, 24 * 32}, pairs = {bench_spin_dot, 24 * 64};
   const moe_isa isa = moe_isa_active();
-  if (dot) return isa >= MOE_ISA_AVX512BF16 ? pairs : none;
+  if (dot) return isa == MOE_ISA_AVX512BF16 ? pairs : none;
   return isa == MOE_ISA_SCALAR ? xmm : isa == MOE_ISA_AVX2 ? ymm : zmm;
 }
 #else

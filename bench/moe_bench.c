@@ -33,7 +33,8 @@
 #include "sweep.h"
 
 static void bench_limit_isa(const char *name) {
-  for (int i = 0; i <= MOE_ISA_AVX512BF16; i++)
+#define BENCH_ONE(...) +1
+  for (int i = 0; i < 0 MOE_ISA_LIST(BENCH_ONE); i++)
     if (strcmp(name, moe_isa_name((moe_isa)i)) == 0) {
       moe_isa_limit((moe_isa)i);
       if (moe_isa_active() != (moe_isa)i) bench_refuse(name, "this CPU lacks it");

@@ -5,34 +5,36 @@
 static const moe_core_ moe_core_intel_ = {0, 1, 1},
                        moe_core_other_ = {1, MOE_SMALL_M_TWO_ROWS, MOE_SMALL_M_TWO_ROWS_16BIT};
 
-/* Entries in the order of MOE_ISA_LIST; last AVX512BF16 whose bf16 products are fused multiply-adds. */
+/* An entry for each instruction set, and one for AVX512BF16 whose bf16 products are fused multiply-adds. */
 enum { MOE_KERNELS_FMA_ = MOE_ISA_COUNT_, MOE_KERNELS_COUNT_ };
 
-#define MOE_KERNELS_(core, NAME, vocabulary, products, formats)                                   \
-  {                                                                                               \
-    MOE_ISA_##NAME, &moe_core_##core##_, &moe_vec_table_##vocabulary, &moe_gemm_table_##products, \
-        &moe_quant_table_##formats, &moe_router_table_##vocabulary                                \
-  }
+/* X(core, entry, ISA, tables: of vec and router, of gemm, of quant). */
 #if MOE_X86
-#define MOE_KERNELS_OF_CORE_(core)                                                                  \
-  {                                                                                                 \
-    MOE_KERNELS_(core, SCALAR, scalar, scalar, scalar), MOE_KERNELS_(core, AVX2, avx2, avx2, avx2), \
-        MOE_KERNELS_(core, AVX512, avx512, avx512, avx512),                                         \
-        MOE_KERNELS_(core, AVX512BF16, avx512, avx512bf16, avx512bf16),                             \
-        MOE_KERNELS_(core, AVX512BF16, avx512, fma_avx512bf16, avx512)                              \
-  }
+#define MOE_KERNELS_LIST(X, core)                                         \
+  X(core, MOE_ISA_SCALAR, SCALAR, scalar, scalar, scalar)                 \
+  X(core, MOE_ISA_AVX2, AVX2, avx2, avx2, avx2)                           \
+  X(core, MOE_ISA_AVX512, AVX512, avx512, avx512, avx512)                 \
+  X(core, MOE_ISA_AVX512BF16, AVX512BF16, avx512, avx512bf16, avx512bf16) \
+  X(core, MOE_KERNELS_FMA_, AVX512BF16, avx512, fma_avx512bf16, avx512)
 #else
-#define MOE_KERNELS_OF_CORE_(core) \
-  { MOE_KERNELS_(core, SCALAR, scalar, scalar, scalar) }
+#define MOE_KERNELS_LIST(X, core) X(core, MOE_ISA_SCALAR, SCALAR, scalar, scalar, scalar)
 #endif
 
-static const moe_kernels moe_kernels_of_intel_[MOE_KERNELS_COUNT_] = MOE_KERNELS_OF_CORE_(intel);
-static const moe_kernels moe_kernels_of_others_[MOE_KERNELS_COUNT_] = MOE_KERNELS_OF_CORE_(other);
+#define MOE_KERNELS_(core, entry, NAME, vocabulary, products, formats) \
+  [entry] = {MOE_ISA_##NAME,                                           \
+             &moe_core_##core##_,                                      \
+             &moe_vec_table_##vocabulary,                              \
+             &moe_gemm_table_##products,                               \
+             &moe_quant_table_##formats,                               \
+             &moe_router_table_##vocabulary},
+static const moe_kernels moe_kernels_of_intel_[MOE_KERNELS_COUNT_] = {MOE_KERNELS_LIST(MOE_KERNELS_, intel)};
+static const moe_kernels moe_kernels_of_others_[MOE_KERNELS_COUNT_] = {MOE_KERNELS_LIST(MOE_KERNELS_, other)};
+#undef MOE_KERNELS_
 
-/* 0: not looked yet; else the best instruction set there is + 1 and, MOE_ISA_ASKED_ times, the one that the user asked
-   for + 1 or 0. */
+/* 0: not looked yet; else a bit for each instruction set that the CPU has and, MOE_ISA_ASKED_ times, the one that the
+   user asked for + 1, or 0. */
 static atomic_int moe_isa_word_;
-enum { MOE_ISA_ASKED_ = 256 };
+enum { MOE_ISA_ASKED_ = 1 << 16 };
 
 /* Whether bf16 products are dot products where the instruction set has those. Intel's cores up to now issue one of them
    where they issue four fused multiply-adds of the same width: the f32 kernels give the same bits in half the time
@@ -46,27 +48,34 @@ MOE_FN int moe_dot_products_(int asked) {
 #endif
 }
 
-/* The best instruction set, and the one asked for or -1. The CPU is asked once: CPUID is slow under a hypervisor. */
-MOE_FN int moe_isa_best_(int *asked) {
+/* The instruction sets there are, a bit each, and the one asked for or -1. The CPU is asked once: CPUID is slow under a
+   hypervisor. */
+MOE_FN int moe_isas_(int *asked) {
   int word = atomic_load_explicit(&moe_isa_word_, memory_order_relaxed);
   if (word == 0) {
-    word = (int)moe_cpu_best_() + 1;
+    for (int isa = 0; isa < MOE_ISA_COUNT_; isa++) word |= moe_cpu_has_((moe_isa)isa) << isa;
     atomic_store_explicit(&moe_isa_word_, word, memory_order_relaxed);
   }
   *asked = word / MOE_ISA_ASKED_ - 1;
-  return word % MOE_ISA_ASKED_ - 1;
+  return word % MOE_ISA_ASKED_;
+}
+
+/* The best of these, up to one of them. */
+MOE_FN int moe_isa_best_(int isas, int most) {
+  while (most > 0 && !(isas >> most & 1)) most--;
+  return most;
 }
 
 moe_isa moe_isa_active(void) {
   int asked;
-  const int best = moe_isa_best_(&asked);
-  return (moe_isa)(asked < 0 ? best : asked);
+  const int isas = moe_isas_(&asked);
+  return (moe_isa)(asked < 0 ? moe_isa_best_(isas, MOE_ISA_COUNT_ - 1) : asked);
 }
 
 /* A call asks once and keeps the answer to its end: moe_isa_limit cannot change a call in flight. */
 MOE_FN const moe_kernels *moe_kernels_(void) {
   int asked;
-  const int best = moe_isa_best_(&asked), isa = asked < 0 ? best : asked;
+  const int isas = moe_isas_(&asked), isa = asked < 0 ? moe_isa_best_(isas, MOE_ISA_COUNT_ - 1) : asked;
   const moe_kernels *of = moe_cpu_is_intel_() ? moe_kernels_of_intel_ : moe_kernels_of_others_;
   return of + (isa == MOE_ISA_AVX512BF16 && !moe_dot_products_(asked) ? (int)MOE_KERNELS_FMA_ : isa);
 }
@@ -83,14 +92,14 @@ const char *moe_isa_name(moe_isa isa) {
 
 int moe_isa_supported(moe_isa isa) {
   int asked;
-  return (int)isa >= 0 && (int)isa <= moe_isa_best_(&asked);
+  return (int)isa >= 0 && (int)isa < MOE_ISA_COUNT_ && (moe_isas_(&asked) >> isa & 1);
 }
 
 moe_status moe_isa_limit(moe_isa isa) {
   if ((int)isa < 0 || (int)isa >= MOE_ISA_COUNT_) return MOE_ERROR_INVALID_OPTION;
   int asked;
-  const int best = moe_isa_best_(&asked);
-  atomic_store_explicit(&moe_isa_word_, best + 1 + ((int)moe_min_(best, isa) + 1) * MOE_ISA_ASKED_,
+  const int isas = moe_isas_(&asked);
+  atomic_store_explicit(&moe_isa_word_, isas + (moe_isa_best_(isas, (int)isa) + 1) * MOE_ISA_ASKED_,
                         memory_order_relaxed);
   return MOE_OK;
 }

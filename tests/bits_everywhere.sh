@@ -39,7 +39,7 @@ same() {
 
 # Every instruction set of this CPU and a few ways to use threads, with one build.
 check_native() { # name program
-  for isa in scalar avx2 avx512 avx512bf16; do
+  for isa in $(isas "$root"); do
     "$2" --isa $isa --probe
     if [ $? -eq 77 ]; then
       skip "$1, $isa (not on this CPU)"

@@ -29,13 +29,6 @@ MOE_FN int moe_cpu_has_(moe_isa isa) {
 #endif
 }
 
-/* Every instruction set includes those before it. */
-MOE_FN moe_isa moe_cpu_best_(void) {
-  int isa = MOE_ISA_AVX512BF16;
-  while (isa > 0 && !moe_cpu_has_((moe_isa)isa)) isa--;
-  return (moe_isa)isa;
-}
-
 /* MOE_CPU_INTEL, 0 or 1, decides it instead of the CPU, so that tests see both on one machine. */
 MOE_FN int moe_cpu_is_intel_(void) {
 #ifdef MOE_CPU_INTEL

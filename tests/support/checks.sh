@@ -26,6 +26,11 @@ skip() { echo "skip - $1"; }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# The instruction sets of a tree, by their names.
+isas() { # root
+  sed -n '/define MOE_ISA_LIST/,/[^\\]$/s/^ *X(\([a-z0-9]*\),.*/\1/p' "$1/moe/api/context.h"
+}
+
 # gcc and every clang there is, one name per version.
 compilers() {
   seen=
