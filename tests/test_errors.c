@@ -204,7 +204,7 @@ static void test_contexts(void **state) {
   (void)state;
   int calls = 0;
   check_context(&(moe_context){.num_threads = -1}, MOE_ERROR_INVALID_OPTION, "num_threads");
-  check_context(&(moe_context){.schedule = (moe_schedule)3}, MOE_ERROR_INVALID_OPTION, "schedule");
+  check_context(&(moe_context){.schedule = MOE_SCHEDULE_COUNT_}, MOE_ERROR_INVALID_OPTION, "schedule");
   check_context(&(moe_context){.allocate = some_memory, .allocator_user = &calls}, MOE_ERROR_NULL_ARGUMENT, "release");
   check_context(&(moe_context){.release = release_memory}, MOE_ERROR_NULL_ARGUMENT, "allocate");
   assert_int_equal(calls, 0);

@@ -221,9 +221,9 @@ static void test_errors_of_conversion(void **state) {
   REFUSED(NULL_ARGUMENT, "scales_in", a.scales_in = NULL);
   REFUSED(NULL_ARGUMENT, "codes_out", a.codes_out = NULL);
   REFUSED(NULL_ARGUMENT, "scales_out", a.scales_out = NULL);
-  REFUSED(INVALID_OPTION, "from", a.from = (moe_mx_layout)8);
+  REFUSED(INVALID_OPTION, "from", a.from = (moe_mx_layout)LAYOUTS);
   REFUSED(INVALID_OPTION, "to", a.to = (moe_mx_layout)-1);
-  REFUSED(INVALID_OPTION, "scales_from", a.scales_from = (moe_mx_scales)4);
+  REFUSED(INVALID_OPTION, "scales_from", a.scales_from = (moe_mx_scales)PLACEMENTS);
   REFUSED(INVALID_OPTION, "scales_to", a.scales_to = MOE_MX_SCALES_NKI_PACKED);
   REFUSED(INVALID_OPTION, "scales_to", a.scales_to = MOE_MX_SCALES_TILED_128X4);
   REFUSED(INVALID_OPTION, "scales_from", a.scales_from = MOE_MX_SCALES_NKI_OVERSIZED);
@@ -274,7 +274,7 @@ static void test_errors_of_sizes_and_vectors(void **state) {
   v = good, __VA_ARGS__, assert_int_equal(moe_nki_vector_convert(&ctx, &v), MOE_ERROR_##STATUS)
   VECTOR(NULL_ARGUMENT, v.in = NULL);
   VECTOR(NULL_ARGUMENT, v.out = NULL);
-  VECTOR(INVALID_OPTION, v.kind = (moe_nki_vector)2);
+  VECTOR(INVALID_OPTION, v.kind = MOE_NKI_COUNT_);
   VECTOR(INVALID_OPTION, v.dtype = MOE_DTYPE_DEFAULT);
   VECTOR(INVALID_OPTION, v.dtype = (moe_dtype)9);
   VECTOR(INVALID_OPTION, v.to_nki = 2);

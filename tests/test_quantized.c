@@ -59,8 +59,7 @@ static void test_mx(void **state) {
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
     const moe_mx_layout layout = s.gate_up.layout;
     if (!mx_placeable(layout, s.gate_up.scales_layout)) continue;
-    if ((layout == MOE_MX_LAYOUT_GPT_OSS || layout == MOE_MX_LAYOUT_GGML) && s.down.element != MOE_ELEMENT_E2M1)
-      continue;
+    if (mx_is_of_e2m1(layout) && s.down.element != MOE_ELEMENT_E2M1) continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
     if (mx_is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);

@@ -126,12 +126,13 @@ MOE_FN moe_status moe_mx_check_(moe_context *ctx, void *state, const moe_call_ *
   const moe_mx_tensor_ *in = &job->in, *out = &job->out;
   const moe_mx_bytes_ from = moe_mx_size_(in), to = moe_mx_size_(out);
   const int64_t word = in->bits / 2;
-  const int ggml_in = in->layout == MOE_MX_LAYOUT_GGML, ggml_out = out->layout == MOE_MX_LAYOUT_GGML;
   const moe_tensor_ own[] = {
       {"codes_in", in->codes, from.codes, moe_mx_is_nki_(in->layout) ? word : 1, MOE_INPUT},
-      {"scales_in", ggml_in ? NULL : in->scale, from.scales, 1, ggml_in ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"scales_in", in->scales_within ? NULL : in->scale, from.scales, 1,
+       in->scales_within ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"codes_out", out->codes, to.codes, moe_mx_is_nki_(out->layout) ? word : 1, MOE_OUTPUT},
-      {"scales_out", ggml_out ? NULL : out->scale, to.scales, 1, ggml_out ? MOE_OUTPUT_OPTIONAL : MOE_OUTPUT},
+      {"scales_out", out->scales_within ? NULL : out->scale, to.scales, 1,
+       out->scales_within ? MOE_OUTPUT_OPTIONAL : MOE_OUTPUT},
   };
   return MOE_LIST_(tensors, own);
 }

@@ -5,6 +5,12 @@
 
 enum { MOE_MX_GROUP_ = 32, MOE_MX_TILE_ = 512, MOE_MX_WORD_ = 4, MOE_GGML_BLOCK_ = 17 };
 
+/* Codes, or scale bytes, of a layout in which the codes of a group are contiguous: from one to the next in bytes. */
+typedef struct moe_mx_strides_ {
+  int64_t first, expert, part, column, group;
+  int64_t plane; /* bytes of one part of one expert */
+} moe_mx_strides_;
+
 /* One tensor in one layout. */
 typedef struct moe_mx_tensor_ {
   moe_mx_layout layout;
@@ -13,6 +19,8 @@ typedef struct moe_mx_tensor_ {
   int64_t E, K, parts, columns;
   int64_t groups, tiles, partitions; /* per row: groups of 32, tiles of 512; p_I of the x4 layouts */
   int logical;                       /* rows in logical order: position n is at moe_mx_at_.element[n % 32] */
+  moe_mx_strides_ code, own;         /* unless the layout is NKI's: codes; scales, if placed as OWN says */
+  int split, scales_within;          /* a byte has elements j and j+16 of a group; scales are among the codes */
   uint8_t *codes, *scale;
 } moe_mx_tensor_;
 
@@ -83,6 +91,42 @@ MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
   }
 }
 
+/* --------------------------------------------------------------------------------------------------------- strides */
+
+/* Rows of so many bytes, one for each column, and one expert after the other. */
+MOE_FN moe_mx_strides_ moe_mx_rows_of_(const moe_mx_tensor_ *s, int64_t row, int64_t group) {
+  const int64_t plane = moe_mul_(s->columns, row);
+  return (moe_mx_strides_){0, moe_mul_(s->parts, plane), plane, row, group, plane};
+}
+
+/* Where a layout puts codes and scales: PLAIN, and what is different in others. */
+MOE_FN void moe_mx_set_strides_(moe_mx_tensor_ *s) {
+  s->code = moe_mx_rows_of_(s, moe_element_bytes_(s->K, s->bits), MOE_MX_GROUP_ * s->bits / 8);
+  s->own = moe_mx_rows_of_(s, s->groups, 1);
+  switch (s->layout) {
+    case MOE_MX_LAYOUT_GPT_OSS: /* rows of gate and up alternate */
+      s->code.part = s->code.column, s->code.column = moe_mul_(s->parts, s->code.column);
+      s->own.part = s->own.column, s->own.column = moe_mul_(s->parts, s->own.column);
+      break;
+    case MOE_MX_LAYOUT_GGML: /* a scale byte before its codes */
+      s->own = moe_mx_rows_of_(s, moe_mul_(s->groups, MOE_GGML_BLOCK_), MOE_GGML_BLOCK_);
+      s->own.expert = s->own.plane, s->own.part = moe_mul_(s->E, s->own.plane);
+      s->code = s->own, s->code.first = 1;
+      s->split = s->scales_within = 1;
+      break;
+    default: break;
+  }
+}
+
+/* Whether all codes of a column are contiguous and in order, and its scale bytes. */
+MOE_FN int moe_mx_in_rows_(const moe_mx_tensor_ *s) {
+  return !s->split && s->code.group == MOE_MX_GROUP_ * s->bits / 8 && s->own.group == 1;
+}
+
+MOE_FN int64_t moe_mx_offset_(const moe_mx_strides_ *m, const moe_mx_at_ *at) {
+  return m->first + at->expert * m->expert + at->part * m->part + at->column * m->column + at->group * m->group;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- sizes */
 
 MOE_FN moe_mx_tensor_ moe_mx_tensor_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
@@ -93,6 +137,7 @@ MOE_FN moe_mx_tensor_ moe_mx_tensor_of_shape_(moe_mx_layout layout, int bits, in
   s.groups = moe_ceil_div_(K, MOE_MX_GROUP_);
   s.tiles = moe_ceil_div_(K, MOE_MX_TILE_);
   s.partitions = moe_nki_partitions_(K);
+  moe_mx_set_strides_(&s);
   return s;
 }
 
@@ -114,12 +159,9 @@ MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_tensor_ *s) {
     const int64_t words = moe_mx_is_x4_(s->layout) ? s->partitions : s->K / MOE_MX_WORD_;
     bytes.codes = moe_mul4_(rows, words, tiles, s->bits / 2);
     bytes.scales = moe_mul3_(rows, moe_nki_scale_rows_(s), tiles);
-  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
-    bytes.codes = moe_mul3_(rows, s->groups, MOE_GGML_BLOCK_);
-    bytes.scales = 0;
   } else {
-    bytes.codes = moe_mul_(rows, moe_element_bytes_(s->K, s->bits));
-    bytes.scales = moe_mul_(rows, s->groups);
+    bytes.codes = moe_mul3_(s->E, s->parts, s->code.plane);
+    bytes.scales = s->scales_within ? 0 : moe_mul3_(s->E, s->parts, s->own.plane);
   }
   if (s->scales == MOE_MX_SCALES_TILED_128X4)
     bytes.scales = moe_mul4_(s->E, moe_ceil_div_(moe_max_(0, moe_mx_rows_(s)), 128), moe_ceil_div_(s->groups, 4), 512);
@@ -137,15 +179,10 @@ MOE_FN int moe_mx_scales_padded_(const moe_mx_tensor_ *s) {
 
 /* ------------------------------------------------------------------------------------------------------- addresses */
 
+/* The index of a column's row among those of its expert. */
 MOE_FN int64_t moe_mx_row_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   if (s->layout == MOE_MX_LAYOUT_GPT_OSS) return at->column * s->parts + at->part;
   return at->part * s->columns + at->column;
-}
-
-/* The index of a row among all experts' rows. */
-MOE_FN int64_t moe_mx_global_row_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
-  if (s->layout == MOE_MX_LAYOUT_GGML) return (at->part * s->E + at->expert) * s->columns + at->column;
-  return at->expert * s->parts * s->columns + moe_mx_row_(s, at);
 }
 
 /* Four scale rows to a quadrant of 32 partitions. */
@@ -165,7 +202,7 @@ MOE_FN int64_t moe_nki_word_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, i
 MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
   const int64_t g = at->group, t = g / 16, r = g % 16, count = moe_nki_scale_rows_(s);
   const int oversized = s->scales == MOE_MX_SCALES_NKI_OVERSIZED;
-  if (s->layout == MOE_MX_LAYOUT_GGML) return s->codes + (moe_mx_global_row_(s, at) * s->groups + g) * MOE_GGML_BLOCK_;
+  if (s->scales_within) return s->codes + moe_mx_offset_(&s->own, at);
   if (s->scales == MOE_MX_SCALES_TILED_128X4) {
     const int64_t row = moe_mx_row_(s, at), across = moe_ceil_div_(s->groups, 4);
     const int64_t down = moe_ceil_div_(moe_mx_rows_(s), 128);
@@ -177,7 +214,7 @@ MOE_FN uint8_t *moe_mx_scale_at_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) 
   if (moe_mx_is_x4_(s->layout))
     return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(r) : r, s->tiles, t);
   if (moe_mx_is_kf_(s->layout)) return s->scale + moe_nki_at_(s, at, count, oversized ? moe_nki_quadrant_(g) : g, 1, 0);
-  return s->scale + moe_mx_global_row_(s, at) * s->groups + g;
+  return s->scale + moe_mx_offset_(&s->own, at);
 }
 
 /* -------------------------------------------------------------------------------------------------- groups of codes */
@@ -212,69 +249,44 @@ MOE_FN void moe_nki_store_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_
   }
 }
 
-/* The row of a PLAIN or GPT_OSS tensor. */
-MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
-  return s->codes + moe_mx_global_row_(s, at) * moe_element_bytes_(s->K, s->bits);
-}
-
-/* In layouts that are not NKI's: where a group's codes begin, and bytes from there to those of the next group and of
-   the part's next column. */
+/* In layouts that are not NKI's: where a group's codes begin. */
 MOE_FN uint8_t *moe_mx_group_codes_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
-  if (s->layout == MOE_MX_LAYOUT_GGML) return moe_mx_scale_at_(s, at) + 1;
-  return moe_mx_row_codes_(s, at) + at->group * MOE_MX_GROUP_ * s->bits / 8;
-}
-MOE_FN int64_t moe_mx_group_bytes_(const moe_mx_tensor_ *s) {
-  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : MOE_MX_GROUP_ * s->bits / 8;
-}
-MOE_FN int64_t moe_mx_column_rows_(const moe_mx_tensor_ *s) {
-  return s->layout == MOE_MX_LAYOUT_GPT_OSS ? s->parts : 1;
-}
-MOE_FN int64_t moe_mx_column_bytes_(const moe_mx_tensor_ *s) {
-  if (s->layout == MOE_MX_LAYOUT_GGML) return s->groups * MOE_GGML_BLOCK_;
-  return moe_mx_column_rows_(s) * moe_element_bytes_(s->K, s->bits);
+  return s->codes + moe_mx_offset_(&s->code, at);
 }
 
-/* The same for scales, where they are placed as OWN says. */
-MOE_FN int64_t moe_mx_group_scales_(const moe_mx_tensor_ *s) {
-  return s->layout == MOE_MX_LAYOUT_GGML ? MOE_GGML_BLOCK_ : 1;
-}
-MOE_FN int64_t moe_mx_column_scales_(const moe_mx_tensor_ *s) {
-  return s->layout == MOE_MX_LAYOUT_GGML ? moe_mx_column_bytes_(s) : moe_mx_column_rows_(s) * s->groups;
+/* Where the row of a column begins. */
+MOE_FN uint8_t *moe_mx_row_codes_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {
+  return moe_mx_group_codes_(s, at) - at->group * s->code.group;
 }
 
 /* The n codes of a group; code[n..31] are not written. */
 MOE_FN void moe_mx_load_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, uint8_t *code) {
-  const int64_t first = at->group * MOE_MX_GROUP_;
   if (moe_mx_is_nki_(s->layout)) {
     moe_nki_load_(s, at, n, code);
-  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
-    const uint8_t *q = moe_mx_scale_at_(s, at) + 1;
-    for (int j = 0; j < 16; j++) code[j] = q[j] & 15u, code[j + 16] = (uint8_t)(q[j] >> 4);
-  } else {
-    const uint8_t *row = moe_mx_row_codes_(s, at);
-    for (int64_t j = 0; j < n; j++) {
-      const int64_t k = s->logical ? at->element[j] : first + j;
-      code[j] = s->bits == 8 ? row[k] : (uint8_t)(row[k / 2] >> (k % 2 * 4) & 15);
-    }
+    return;
+  }
+  const uint8_t *q = s->logical ? moe_mx_row_codes_(s, at) : moe_mx_group_codes_(s, at);
+  for (int j = 0; j < 16 && s->split; j++) code[j] = q[j] & 15u, code[j + 16] = (uint8_t)(q[j] >> 4);
+  for (int64_t j = 0; j < n && !s->split; j++) {
+    const int64_t k = s->logical ? at->element[j] : j;
+    code[j] = (uint8_t)(s->bits == 8 ? q[k] : q[k / 2] >> (k % 2 * 4) & 15);
   }
 }
 
 MOE_FN void moe_mx_store_(const moe_mx_tensor_ *s, const moe_mx_at_ *at, int64_t n, const uint8_t *code) {
-  const int64_t first = at->group * MOE_MX_GROUP_;
   if (moe_mx_is_nki_(s->layout)) {
     moe_nki_store_(s, at, n, code);
-  } else if (s->layout == MOE_MX_LAYOUT_GGML) {
-    uint8_t *q = moe_mx_scale_at_(s, at) + 1;
+    return;
+  }
+  uint8_t *q = s->logical ? moe_mx_row_codes_(s, at) : moe_mx_group_codes_(s, at);
+  if (s->split) {
     for (int j = 0; j < 16; j++) q[j] = (uint8_t)(code[j] | code[j + 16] << 4);
+  } else if (s->bits == 8) {
+    for (int64_t j = 0; j < n; j++) q[s->logical ? at->element[j] : j] = code[j];
+  } else if (s->logical) { /* bytes are 0 before */
+    for (int64_t j = 0; j < n; j++) q[at->element[j] / 2] |= (uint8_t)(code[j] << (at->element[j] % 2 * 4));
   } else {
-    uint8_t *row = moe_mx_row_codes_(s, at);
-    if (s->bits == 8) {
-      for (int64_t j = 0; j < n; j++) row[s->logical ? at->element[j] : first + j] = code[j];
-    } else if (s->logical) { /* bytes are 0 before */
-      for (int64_t j = 0; j < n; j++) row[at->element[j] / 2] |= (uint8_t)(code[j] << (at->element[j] % 2 * 4));
-    } else {
-      for (int64_t j = 0; j < n; j += 2) row[(first + j) / 2] = (uint8_t)(code[j] | (j + 1 < n ? code[j + 1] << 4 : 0));
-    }
+    for (int64_t j = 0; j < n; j += 2) q[j / 2] = (uint8_t)(code[j] | (j + 1 < n ? code[j + 1] << 4 : 0));
   }
 }
 

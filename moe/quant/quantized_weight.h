@@ -89,7 +89,7 @@ MOE_FN void moe_quantized_list_(const moe_quantized_ *q, const char *codes, cons
   if (!q->weight) return;
   const moe_quantized_weight *w = q->weight;
   const moe_mx_bytes_ bytes = moe_quantized_bytes_(q);
-  const int mx = w->scaling == MOE_WEIGHT_MX, within = mx && w->layout == MOE_MX_LAYOUT_GGML;
+  const int mx = w->scaling == MOE_WEIGHT_MX, within = q->tensor.scales_within;
   const moe_tensor_ own[] = {
       {codes, w->codes, bytes.codes, mx && moe_mx_is_nki_(w->layout) ? q->tensor.bits / 2 : 1, MOE_INPUT},
       {scales, within ? NULL : w->scales, bytes.scales, mx ? 1 : 4, within ? MOE_INPUT_OPTIONAL : MOE_INPUT}};

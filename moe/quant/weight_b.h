@@ -78,10 +78,10 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_ *b) {
   const moe_mx_tensor_ *s = &q->tensor;
   const int mx = q->weight->scaling == MOE_WEIGHT_MX;
-  if (mx && moe_mx_is_nki_(s->layout)) return;
-  b->group = mx ? moe_mx_group_bytes_(s) : MOE_MX_GROUP_;
+  if (mx && (moe_mx_is_nki_(s->layout) || s->code.column < s->code.group)) return;
+  b->group = mx ? s->code.group : MOE_MX_GROUP_;
   b->transposed = mx != transposed;
-  b->stride = mx ? moe_mx_column_bytes_(s) : s->parts * s->columns;
+  b->stride = mx ? s->code.column : s->parts * s->columns;
   for (int64_t p = 0; p < s->parts - q->part; p++) {
     const moe_mx_at_ at = {b->expert, q->part + p, 0, 0, NULL};
     const int64_t plain = b->expert * s->K * b->stride + at.part * s->columns;

@@ -71,13 +71,13 @@ MOE_FN moe_codes_ moe_tile_columns_(const moe_weight_tile_ *p, uint8_t *scale) {
   moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
   moe_codes_ codes = moe_tile_codes_(p);
   codes.codes = moe_mx_group_codes_(s, &at);
-  codes.stride = moe_mx_column_bytes_(s);
-  codes.group = moe_mx_group_bytes_(s);
-  codes.split = s->layout == MOE_MX_LAYOUT_GGML;
+  codes.stride = s->code.column;
+  codes.group = s->code.group;
+  codes.split = s->split;
   codes.scale = moe_mx_scale_at_(s, &at);
-  codes.scale_stride = moe_mx_column_scales_(s);
-  codes.scale_group = moe_mx_group_scales_(s);
-  if (s->scales == MOE_MX_SCALES_OWN && !(p->transposed && codes.split)) return codes;
+  codes.scale_stride = s->own.column;
+  codes.scale_group = s->own.group;
+  if (s->scales == MOE_MX_SCALES_OWN && (!p->transposed || moe_mx_in_rows_(s))) return codes;
   codes.scale = scale;
   codes.scale_stride = moe_ceil_div_(p->elements, MOE_MX_GROUP_);
   codes.scale_group = 1;
@@ -151,33 +151,41 @@ MOE_FN void moe_tile_pack_words_transposed_(const moe_weight_tile_ *p, float *pa
   }
 }
 
-/* Backward, in ggml's layout: the codes of some columns at a time are copied in order. */
-MOE_FN void moe_tile_pack_blocks_(const moe_weight_tile_ *p, const moe_codes_ *all, float *panel) {
-  enum { columns = 32, line = MOE_NR / 2 };
-  uint8_t ordered[columns * line];
+/* Bytes of half elements j and j+16 of a group, in order. */
+MOE_FN void moe_tile_unsplit_(uint8_t *to, const uint8_t *from) {
+  for (int i = 0; i < 8; i++, from += 2) {
+    to[i] = (uint8_t)((from[0] & 15) | from[1] << 4);
+    to[i + 8] = (uint8_t)(from[0] >> 4 | (from[1] & 240));
+  }
+}
+
+/* Backward, in layouts whose columns are not contiguous or not in order: the codes of some columns at a time are
+   copied. */
+MOE_FN void moe_tile_pack_groups_(const moe_weight_tile_ *p, const moe_codes_ *all, float *panel) {
+  enum { columns = 32 };
+  const int64_t bits = p->q->tensor.bits;
+  uint8_t ordered[columns * MOE_NR];
   moe_codes_ codes = *all;
-  codes.codes = ordered, codes.stride = line, codes.group = MOE_MX_GROUP_ / 2, codes.split = 0;
+  codes.codes = ordered, codes.stride = MOE_NR, codes.group = MOE_MX_GROUP_ * bits / 8, codes.split = 0;
   for (int64_t at = 0; at < p->count; at += columns, codes.scale += columns * codes.scale_stride) {
     codes.k = moe_min_(columns, p->count - at);
     for (int64_t c = 0; c < codes.k; c++)
       for (int64_t g = 0; g < codes.scale_stride; g++) {
         const uint8_t *from = all->codes + (at + c) * all->stride + g * all->group;
-        uint8_t *to = ordered + c * line + g * codes.group;
-        for (int i = 0; i < 8; i++, from += 2) {
-          to[i] = (uint8_t)((from[0] & 15) | from[1] << 4);
-          to[i + 8] = (uint8_t)(from[0] >> 4 | (from[1] & 240));
-        }
+        uint8_t *to = ordered + c * codes.stride + g * codes.group;
+        if (all->split) moe_tile_unsplit_(to, from);
+        else memcpy(to, from, (size_t)codes.group);
       }
-    p->kernels->quant->pack_codes_rows[0](panel + at * MOE_NR, &codes);
+    p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel + at * MOE_NR, &codes);
   }
 }
 
-/* Backward, in layouts of contiguous columns, which are the panel's rows. */
+/* Backward, in other layouts. */
 MOE_FN void moe_tile_pack_rows_(const moe_weight_tile_ *p, float *panel) {
   uint8_t scale[MOE_TILE_SCALES_];
   const moe_codes_ codes = moe_tile_columns_(p, scale);
-  if (codes.split) moe_tile_pack_blocks_(p, &codes, panel);
-  else p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  if (moe_mx_in_rows_(&p->q->tensor)) p->kernels->quant->pack_codes_rows[moe_wide_(&p->q->format)](panel, &codes);
+  else moe_tile_pack_groups_(p, &codes, panel);
 }
 
 MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
@@ -253,7 +261,7 @@ MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
   const moe_mx_tensor_ *s = &q->tensor;
   if (q->weight->scaling != MOE_WEIGHT_MX) return !transposed && moe_weight_scaled_after_(q->weight);
   if (transposed && s->columns % 2) return 0;
-  return !moe_mx_is_nki_(s->layout) && s->layout != MOE_MX_LAYOUT_GGML && s->scales == MOE_MX_SCALES_OWN;
+  return !moe_mx_is_nki_(s->layout) && moe_mx_in_rows_(s) && s->scales == MOE_MX_SCALES_OWN;
 }
 
 MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {

@@ -59,7 +59,11 @@ static inline int mx_is_x4(moe_mx_layout l) {
   return l == MOE_MX_LAYOUT_NKI_STRIDED_X4 || l == MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4;
 }
 static inline int mx_is_rows(moe_mx_layout l) { return l == MOE_MX_LAYOUT_PLAIN || l == MOE_MX_LAYOUT_GPT_OSS; }
-static inline int mx_is_nki(moe_mx_layout l) { return !mx_is_rows(l) && l != MOE_MX_LAYOUT_GGML; }
+static inline int mx_is_nki(moe_mx_layout l) {
+  return mx_is_x4(l) || l == MOE_MX_LAYOUT_NKI_WRAPX || l == MOE_MX_LAYOUT_NKI_WRAPX_WHOLE ||
+         l == MOE_MX_LAYOUT_NKI_1X32;
+}
+static inline int mx_is_of_e2m1(moe_mx_layout l) { return l == MOE_MX_LAYOUT_GPT_OSS || l == MOE_MX_LAYOUT_GGML; }
 
 /* Whether scales of a layout may be placed so. */
 static inline int mx_placeable(moe_mx_layout l, moe_mx_scales scales) {
@@ -71,7 +75,7 @@ static inline int mx_placeable(moe_mx_layout l, moe_mx_scales scales) {
 /* Whether a weight may be stored so. */
 static inline int mx_storable(moe_mx_layout l, moe_mx_scales scales, int bits, int64_t parts, int64_t K) {
   if (!mx_placeable(l, scales)) return 0;
-  if (bits == 8 && !mx_is_nki(l) && l != MOE_MX_LAYOUT_PLAIN) return 0;
+  if (bits == 8 && mx_is_of_e2m1(l)) return 0;
   if (mx_is_x4(l)) return K % (parts == 2 ? 512 : 4) == 0;
   return l == MOE_MX_LAYOUT_PLAIN || K % 32 == 0;
 }
@@ -126,7 +130,10 @@ static inline mx_bytes mx_codes(const mx_tensor *t, moe_mx_layout layout) {
     case MOE_MX_LAYOUT_GGML: mx_codes_ggml(&b, t); break;
     case MOE_MX_LAYOUT_NKI_STRIDED_X4:
     case MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4: mx_codes_x4(&b, t); break;
-    default: mx_codes_kf(&b, t); break;
+    case MOE_MX_LAYOUT_NKI_WRAPX:
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE:
+    case MOE_MX_LAYOUT_NKI_1X32: mx_codes_kf(&b, t); break;
+    case MOE_MX_LAYOUT_COUNT_: break;
   }
   return b;
 }
@@ -191,7 +198,10 @@ static inline mx_bytes mx_scales(const mx_tensor *t, moe_mx_layout layout, moe_m
     case MOE_MX_LAYOUT_GGML: break;
     case MOE_MX_LAYOUT_NKI_STRIDED_X4:
     case MOE_MX_LAYOUT_NKI_CONTIGUOUS_X4: mx_scales_x4(&b, t, scales == MOE_MX_SCALES_NKI_OVERSIZED); break;
-    default: mx_scales_kf(&b, t, scales); break;
+    case MOE_MX_LAYOUT_NKI_WRAPX:
+    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE:
+    case MOE_MX_LAYOUT_NKI_1X32: mx_scales_kf(&b, t, scales); break;
+    case MOE_MX_LAYOUT_COUNT_: break;
   }
   return b;
 }
