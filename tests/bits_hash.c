@@ -66,7 +66,7 @@ static void hash_layers(struct settings *set, moe_dtype dtype) {
            (unsigned long long)hash[op]);
 }
 
-enum { ARRAY = 40001 };
+enum { ARRAY = 40001, RULES = MOE_SCALE_COUNT_ };
 
 /* Floats of every exponent, special values included, as bits. */
 static float *random_floats(void) {
@@ -112,13 +112,13 @@ static void hash_mx(struct settings *set) {
   moe_context *ctx = &set->ctx;
   for (int element = 0; element < 0 MOE_ELEMENT_LIST(TEST_ONE_); element++) {
     uint64_t h = 0;
-    for (int i = 0; i < 6 * 4 * 2; i++) {
+    for (int i = 0; i < RULES * 4 * 2; i++) {
       const moe_quantize_mx_args q = {.element = (moe_element)element,
-                                      .scale_rule = (moe_scale_rule)(i % 6),
-                                      .cast = (uint32_t)(i / 6 % 4),
+                                      .scale_rule = (moe_scale_rule)(i % RULES),
+                                      .cast = (uint32_t)(i / RULES % 4),
                                       .rows = 121,
                                       .columns = 330,
-                                      .transposed = i / 24,
+                                      .transposed = i / (RULES * 4),
                                       .plain = x,
                                       .codes = codes,
                                       .scales = scales};

@@ -153,7 +153,8 @@ static void problem_new(problem *p, uint64_t seed) {
                                       .E = l->E,
                                       .K = c->K,
                                       .coefficient = (float)test_unit(&c->rng),
-                                      .score_function = (moe_score_function)test_random_range(&c->rng, 0, 2),
+                                      .score_function =
+                                          (moe_score_function)test_random_range(&c->rng, 0, MOE_SCORE_COUNT_ - 1),
                                       .expert_index = c->chosen,
                                       .token_mask = test_with(&c->rng, 0.5) ? p->mask : NULL};
   p->z_loss = p->balance;

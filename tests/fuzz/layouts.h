@@ -57,8 +57,10 @@ static void fuzz_layouts(fuzz_input *in, moe_context *ctx) {
   moe_mx_layout_args a;
   moe_mx_layout_bytes bytes;
   memset(&a, 0, sizeof a);
-  a.from = (moe_mx_layout)fuzz_enum(in, 8), a.to = (moe_mx_layout)fuzz_enum(in, 8);
-  a.scales_from = (moe_mx_scales)fuzz_enum(in, 4), a.scales_to = (moe_mx_scales)fuzz_enum(in, 4);
+  a.from = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_COUNT_);
+  a.to = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_COUNT_);
+  a.scales_from = (moe_mx_scales)fuzz_enum(in, MOE_MX_SCALES_COUNT_);
+  a.scales_to = (moe_mx_scales)fuzz_enum(in, MOE_MX_SCALES_COUNT_);
   a.element_bits = fuzz_pick(in, 2) ? 8 : 4, a.parts = 1 + fuzz_enum(in, 2), a.logical_order = fuzz_enum(in, 2);
   a.E = fuzz_length(in, 1, 3, 1), a.columns = fuzz_length(in, 1, 150, 1);
   a.K = a.parts == 2 ? fuzz_length(in, 1, 5, 512) : fuzz_length(in, 1, 100, 32);
@@ -96,7 +98,8 @@ static void fuzz_vectors(fuzz_input *in, moe_context *ctx) {
   moe_nki_vector_args a;
   size_t from = 0, to = 0;
   memset(&a, 0, sizeof a);
-  a.kind = (moe_nki_vector)fuzz_enum(in, 2), a.dtype = (moe_dtype)(fuzz_enum(in, 3) + 1), a.to_nki = fuzz_enum(in, 2);
+  a.kind = (moe_nki_vector)fuzz_enum(in, MOE_NKI_COUNT_), a.dtype = (moe_dtype)(fuzz_enum(in, TEST_DTYPES) + 1);
+  a.to_nki = fuzz_enum(in, 2);
   const int64_t step = a.kind == MOE_NKI_DOWN_SCALE ? 128 : 4;
   a.E = fuzz_length(in, 1, 3, 1), a.length = fuzz_length(in, 1, 300, step);
   if (a.length % step != 0) in->legal = 0;

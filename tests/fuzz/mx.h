@@ -87,7 +87,7 @@ static void fuzz_mx(fuzz_input *in, moe_context *ctx) {
   fuzz_call c = fuzz_call_of(in, ctx);
   const int decode = fuzz_pick(in, 2);
   fuzz_mx_pair p = fuzz_mx_pair_of(in);
-  if (!decode) p.to.scale_rule = (moe_scale_rule)fuzz_enum(in, 6), p.to.cast = fuzz_cast(in);
+  if (!decode) p.to.scale_rule = (moe_scale_rule)fuzz_enum(in, MOE_SCALE_COUNT_), p.to.cast = fuzz_cast(in);
   fuzz_mx_tensors(&c, &p, decode);
   if (!fuzz_open(&c)) return;
   if (!decode) fuzz_floats(&c, p.to.dtype, &c.tensor[0]);

@@ -191,9 +191,9 @@ static inline void test_case_options(test_case *c, moe_dtype dtype, const test_l
   c->accumulate_output = test_with(rng, 0.2);
   c->accumulate = test_with(rng, 0.3) ? (uint32_t)test_random_range(rng, 0, 63) : 0;
   c->keep_down_checkpoint = l->config.affinity_mode != MOE_AFFINITY_ON_I && test_with(rng, 0.6);
-  c->affinity_option = (moe_affinity_option)test_random_range(rng, 0, 1);
-  c->hints.shard_option = (moe_shard_option)test_random_range(rng, 0, 2);
-  c->schedule = (moe_schedule)test_random_range(rng, 0, 2);
+  c->affinity_option = (moe_affinity_option)test_random_range(rng, 0, MOE_AFFINITY_OPTION_COUNT_ - 1);
+  c->hints.shard_option = (moe_shard_option)test_random_range(rng, 0, MOE_SHARD_COUNT_ - 1);
+  c->schedule = (moe_schedule)test_random_range(rng, 0, MOE_SCHEDULE_COUNT_ - 1);
 }
 
 /* Any activation, alpha, offset and limits that random fills of size about 1 reach. */
@@ -209,8 +209,8 @@ static inline void test_case_real_activation(test_case *c) {
 }
 
 static inline moe_router_config test_router_config(uint64_t *rng) {
-  moe_router_config o = {.score_function = (moe_score_function)test_random_range(rng, 0, 2),
-                         .score_order = (moe_score_order)test_random_range(rng, 0, 1),
+  moe_router_config o = {.score_function = (moe_score_function)test_random_range(rng, 0, MOE_SCORE_COUNT_ - 1),
+                         .score_order = (moe_score_order)test_random_range(rng, 0, MOE_SCORE_ORDER_COUNT_ - 1),
                          .renormalize = test_with(rng, 0.5)};
   if (o.renormalize && test_with(rng, 0.5)) o.renormalize_epsilon = test_with(rng, 0.5) ? 1e-20f : 0.01f;
   if (test_with(rng, 0.5)) o.routed_scaling_factor = (float)(0.5 + 2 * test_unit(rng));

@@ -16,8 +16,8 @@ static moe_dtype random_dtype(uint64_t *s) {
 
 static moe_router_config random_router(uint64_t *s) {
   moe_router_config c = {0};
-  c.score_function = (moe_score_function)test_random_range(s, 0, 2);
-  c.score_order = (moe_score_order)test_random_range(s, 0, 1);
+  c.score_function = (moe_score_function)test_random_range(s, 0, MOE_SCORE_COUNT_ - 1);
+  c.score_order = (moe_score_order)test_random_range(s, 0, MOE_SCORE_ORDER_COUNT_ - 1);
   c.renormalize = test_random_chance(s, 2);
   c.renormalize_epsilon = c.renormalize && test_random_chance(s, 2) ? 0x1p-66f : 0.0f;
   c.routed_scaling_factor = test_random_chance(s, 3) ? 2.5f : 0.0f;
@@ -91,15 +91,15 @@ struct problem_options problem_options_random(uint64_t seed, moe_dtype dtype) {
   o.dropping = test_random_chance(&s, 6);
   o.no_conditions = test_random_chance(&s, 2);
   o.capacity = test_random_chance(&s, 5) ? test_random_range(&s, 1, 8) : 0;
-  o.drop_policy = (moe_drop_policy)test_random_range(&s, 0, 1);
+  o.drop_policy = (moe_drop_policy)test_random_range(&s, 0, MOE_DROP_COUNT_ - 1);
   o.spec = (moe_cte_spec)test_random_range(&s, 0, 2);
   o.not_accumulating = test_random_chance(&s, 10);
   o.accumulate_output = test_random_chance(&s, 6);
   o.device_output_shape = test_random_chance(&s, 10);
   o.save_gate_up = test_random_chance(&s, 2);
   o.save_down = test_random_chance(&s, 2);
-  o.affinity_option = (moe_affinity_option)test_random_range(&s, 0, 1);
-  o.hints.shard_option = (moe_shard_option)test_random_range(&s, 0, 2);
+  o.affinity_option = (moe_affinity_option)test_random_range(&s, 0, MOE_AFFINITY_OPTION_COUNT_ - 1);
+  o.hints.shard_option = (moe_shard_option)test_random_range(&s, 0, MOE_SHARD_COUNT_ - 1);
   o.direct_weights_grad = test_random_chance(&s, 3);
   o.accumulate = test_random_chance(&s, 2) ? (uint32_t)test_random(&s) & 511u : 0;
   o.empty_expert = test_random_chance(&s, 4) ? (int)test_random_range(&s, 1, o.E) : 0;
