@@ -45,24 +45,18 @@ MOE_FN moe_status moe_quantized_activation_check_scales_(moe_context *ctx, const
 /* Decodes to `to`; everything has been checked. */
 MOE_FN void moe_quantized_activation_decode_(moe_context *ctx, const moe_quantized_activation *a, moe_dtype dtype,
                                              int64_t rows, int64_t columns, void *to) {
-  const moe_dequantize_scaled_args scaled = {.element = a->element,
-                                             .dtype = dtype,
-                                             .rows = rows,
-                                             .columns = columns,
-                                             .block_rows = a->block_rows,
-                                             .block_columns = a->block_columns,
-                                             .codes = a->codes,
-                                             .scales = (const float *)a->scales,
-                                             .plain = to};
-  const moe_dequantize_mx_args mx = {.element = a->element,
-                                     .dtype = dtype,
-                                     .rows = rows,
-                                     .columns = columns,
-                                     .codes = a->codes,
-                                     .scales = (const uint8_t *)a->scales,
-                                     .plain = to};
-  if (a->float_scales) (void)moe_dequantize_scaled(ctx, &scaled);
-  else (void)moe_dequantize_mx(ctx, &mx);
+  if (a->float_scales) {
+    moe_dequantize_scaled_args args = {0};
+    args.element = a->element, args.dtype = dtype, args.rows = rows, args.columns = columns;
+    args.block_rows = a->block_rows, args.block_columns = a->block_columns;
+    args.codes = a->codes, args.scales = (const float *)a->scales, args.plain = to;
+    (void)moe_dequantize_scaled(ctx, &args);
+  } else {
+    moe_dequantize_mx_args args = {0};
+    args.element = a->element, args.dtype = dtype, args.rows = rows, args.columns = columns;
+    args.codes = a->codes, args.scales = (const uint8_t *)a->scales, args.plain = to;
+    (void)moe_dequantize_mx(ctx, &args);
+  }
 }
 
 #endif

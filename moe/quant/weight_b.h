@@ -7,32 +7,22 @@ MOE_FN moe_weight_tile_ moe_b_tile_(const moe_b_ *b, const moe_kernels *kernels,
                                     int64_t k) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   const int64_t width = moe_b_width_(b);
-  const moe_weight_tile_ tile = {.q = q,
-                                 .kernels = kernels,
-                                 .expert = b->expert,
-                                 .part = q->part + part,
-                                 .column = p * width,
-                                 .count = moe_b_columns_(b, p, 1),
-                                 .element = from,
-                                 .elements = k,
-                                 .col = part * width,
-                                 .width = width};
+  moe_weight_tile_ tile = {0};
+  tile.q = q, tile.kernels = kernels, tile.expert = b->expert, tile.part = q->part + part;
+  tile.column = p * width, tile.count = moe_b_columns_(b, p, 1);
+  tile.element = from, tile.elements = k;
+  tile.col = part * width, tile.width = width;
   return tile;
 }
 MOE_FN moe_weight_tile_ moe_b_tile_transposed_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from,
                                                int64_t end) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   const int64_t columns = q->tensor.columns, part = from / columns;
-  const moe_weight_tile_ tile = {.q = q,
-                                 .kernels = kernels,
-                                 .expert = b->expert,
-                                 .part = q->part + part,
-                                 .column = from % columns,
-                                 .count = moe_min_(end, (part + 1) * columns) - from,
-                                 .element = p * MOE_NR,
-                                 .elements = moe_b_columns_(b, p, 1),
-                                 .width = MOE_NR,
-                                 .transposed = 1};
+  moe_weight_tile_ tile = {0};
+  tile.q = q, tile.kernels = kernels, tile.expert = b->expert, tile.part = q->part + part;
+  tile.column = from % columns, tile.count = moe_min_(end, (part + 1) * columns) - from;
+  tile.element = p * MOE_NR, tile.elements = moe_b_columns_(b, p, 1);
+  tile.width = MOE_NR, tile.transposed = 1;
   return tile;
 }
 
