@@ -81,8 +81,8 @@ MOE_FN int MOE_KC(small_m_plain)(const moe_small_m_ *s, const moe_codes_ *codes,
       if (MOE_K(load_words)(codes + p, col, at, words[v], scales + v)) return 0;
     }
   }
-  for (int64_t v = 0; v < MOE_NR / MOE_W; v += MOE_KC(vectors), walk = NULL)
-    MOE_KC(small_m_words)(s, words + v, scales + v, format, walk, s->x + at, s->c + v * MOE_W);
+  for (int64_t v = 0; v < MOE_NR / MOE_W; v += MOE_KC(vectors))
+    MOE_KC(small_m_words)(s, words + v, scales + v, format, v == 0 ? walk : NULL, s->x + at, s->c + v * MOE_W);
   return 1;
 }
 
