@@ -19,58 +19,49 @@ typedef struct moe_mx_quantize_job_ {
   int decode, transposed, nt;  /* see MOE_NT_MIN_BYTES */
   int64_t lines, length, size; /* size: bytes of a plain element */
   int64_t code_stride, scale_stride;
-  const char *from;
-  char *to; /* plain, one of the two */
-  const uint8_t *codes, *scales;
-  uint8_t *to_codes, *to_scales;
+  char *plain; /* read or, to decode, written; codes and scales are written or read */
+  uint8_t *codes, *scales;
   int64_t line_block, block, blocks; /* an item is line_block lines of block elements, of which a line has `blocks` */
 } moe_mx_quantize_job_;
 
-/* n elements of a line from a multiple of 32 on: where they are read and written, plain and as codes. To encode, also
-   what is prefetched meanwhile. */
+/* n elements of a line from a multiple of 32 on: where they are, plain and as codes. To encode, also what is prefetched
+   meanwhile. */
 typedef struct moe_mx_part_ {
   moe_dtype dtype;
-  const char *from;
-  char *to;
-  const uint8_t *codes, *scales;
-  uint8_t *to_codes, *to_scales;
+  char *plain;
+  uint8_t *codes, *scales;
   int64_t n;
   moe_prefetch_block_ fetch;
 } moe_mx_part_;
 
-/* The codes of elements [at, at+n). */
-MOE_EITHER moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype dtype, int64_t line, int64_t at,
-                                        int64_t n) {
-  const int64_t code = line * job->code_stride + moe_element_bytes_(at, job->format.bits);
-  const int64_t scale = line * job->scale_stride + at / MOE_MX_GROUP_;
+/* Elements [at, at+n) of a line, whose plain ones are at `plain`. */
+MOE_EITHER moe_mx_part_ moe_mx_part_of_(const moe_mx_quantize_job_ *job, moe_dtype dtype, char *plain, int64_t line,
+                                        int64_t at, int64_t n) {
   moe_mx_part_ part = {0};
-  part.dtype = dtype, part.n = n;
-  if (job->decode) part.codes = job->codes + code, part.scales = job->scales + scale;
-  else part.to_codes = job->to_codes + code, part.to_scales = job->to_scales + scale;
+  part.dtype = dtype, part.plain = plain, part.n = n;
+  part.codes = job->codes + line * job->code_stride + moe_element_bytes_(at, job->format.bits);
+  part.scales = job->scales + line * job->scale_stride + at / MOE_MX_GROUP_;
   return part;
 }
 
 MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_part_ *part) {
-  const int64_t size = moe_dtype_bytes_(part->dtype);
+  const moe_quant_table_ *quant = job->kernels->quant;
+  const moe_dtype dtype = part->dtype;
   for (int64_t i = 0, done; i < part->n; i += done * MOE_MX_GROUP_) {
-    const int64_t code = moe_element_bytes_(i, job->format.bits), scale = i / MOE_MX_GROUP_;
     const int64_t groups = (part->n - i) / MOE_MX_GROUP_, left = moe_min_(MOE_MX_GROUP_, part->n - i);
-    if (job->decode)
-      done = job->kernels->quant->dequantize_groups[part->dtype](part->to + i * size, part->codes + code,
-                                                                 part->scales + scale, groups, &job->numbers);
-    else
-      done = job->kernels->quant->quantize_groups[part->dtype](
-          part->to_codes + code, part->to_scales + scale, part->from + i * size, groups, &job->numbers, &part->fetch);
+    char *plain = part->plain + i * moe_dtype_bytes_(dtype);
+    uint8_t *codes = part->codes + moe_element_bytes_(i, job->format.bits), *scales = part->scales + i / MOE_MX_GROUP_;
+    if (job->decode) done = quant->dequantize_groups[dtype](plain, codes, scales, groups, &job->numbers);
+    else done = quant->quantize_groups[dtype](codes, scales, plain, groups, &job->numbers, &part->fetch);
     if (done > 0) continue;
     done = 1;
     float x[MOE_MX_GROUP_];
     if (job->decode) {
-      moe_mx_decode_(job->kernels, &job->format, part->codes + code, part->scales[scale], x, left);
-      moe_store_row_(job->kernels->vec, part->dtype, part->to + i * size, x, left);
+      moe_mx_decode_(job->kernels, &job->format, codes, *scales, x, left);
+      moe_store_row_(job->kernels->vec, dtype, plain, x, left);
     } else {
-      moe_load_row_(job->kernels->vec, part->dtype, x, part->from + i * size, left);
-      part->to_scales[scale] = (uint8_t)moe_mx_encode_(job->kernels, &job->format, &job->numbers.rule, &job->cast, x,
-                                                       left, part->to_codes + code);
+      moe_load_row_(job->kernels->vec, dtype, x, plain, left);
+      *scales = (uint8_t)moe_mx_encode_(job->kernels, &job->format, &job->numbers.rule, &job->cast, x, left, codes);
     }
   }
 }
@@ -102,20 +93,18 @@ MOE_EITHER moe_prefetch_block_ moe_mx_prefetch_(const moe_mx_quantize_job_ *job,
                                                 int64_t stream, int64_t i) {
   const int64_t next = moe_mx_plain_at_(job, all, i + 1 < all->deep ? i + 1 : i);
   const int64_t apart = moe_mx_plain_at_(job, all, all->deep) - moe_mx_plain_at_(job, all, 0);
-  return moe_prefetch_streams_(job->from + next + stream * (all->chunk * job->size / MOE_READ_STREAMS_), apart);
+  return moe_prefetch_streams_(job->plain + next + stream * (all->chunk * job->size / MOE_READ_STREAMS_), apart);
 }
 
 MOE_EITHER void moe_mx_chunk_(const moe_mx_quantize_job_ *job, const moe_mx_streams_ *all, int64_t stream, int64_t i) {
   const int64_t at = stream * all->deep + i, line = all->line + at / all->across;
   const int64_t from = all->from + at % all->across * all->chunk, n = moe_min_(all->chunk, all->to - from);
-  const int64_t plain = moe_mx_plain_at_(job, all, at);
   MOE_LINE_ALIGNED uint8_t chunk[MOE_NT_CHUNK_];
-  moe_mx_part_ part = moe_mx_part_of_(job, job->dtype, line, from, n);
-  part.from = job->decode ? NULL : job->from + plain;
-  part.to = job->decode ? job->to + plain : NULL;
+  moe_mx_part_ part = moe_mx_part_of_(job, job->dtype, job->plain + moe_mx_plain_at_(job, all, at), line, from, n);
   if (!job->decode) part.fetch = moe_mx_prefetch_(job, all, stream, i);
-  void *out = job->decode ? (void *)part.to : part.to_codes;
-  if (job->nt) part.to = (char *)chunk, part.to_codes = chunk;
+  void *out = job->decode ? (void *)part.plain : part.codes;
+  if (job->nt && job->decode) part.plain = (char *)chunk;
+  else if (job->nt) part.codes = chunk;
   moe_mx_convert_(job, &part);
   if (!job->nt) return;
   job->kernels->vec->copy_nt(out, chunk, job->decode ? n * job->size : moe_element_bytes_(n, job->format.bits));
@@ -123,8 +112,8 @@ MOE_EITHER void moe_mx_chunk_(const moe_mx_quantize_job_ *job, const moe_mx_stre
 
 /* n plain elements, contiguous, to or from x. */
 MOE_FN void moe_mx_plain_(const moe_mx_quantize_job_ *job, float *x, int64_t at, int64_t n, int store) {
-  if (store) moe_store_row_(job->kernels->vec, job->dtype, job->to + at * job->size, x, n);
-  else moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
+  if (store) moe_store_row_(job->kernels->vec, job->dtype, job->plain + at * job->size, x, n);
+  else moe_load_row_(job->kernels->vec, job->dtype, x, job->plain + at * job->size, n);
 }
 
 enum { MOE_MX_LINES_ = 32 };
@@ -139,9 +128,8 @@ MOE_FN void moe_mx_transposed_(const moe_mx_quantize_job_ *job, int64_t line, in
     job->kernels->vec->transpose_words(columns, MOE_NR_BYTES_, rows, pitch, n, lines);
   }
   for (int64_t j = 0; j < lines; j++) {
-    moe_mx_part_ part = moe_mx_part_of_(job, MOE_DTYPE_F32, line + j, at, n);
-    part.from = part.to = (char *)(columns + j * MOE_NR);
-    part.fetch.at = part.from;
+    moe_mx_part_ part = moe_mx_part_of_(job, MOE_DTYPE_F32, (char *)(columns + j * MOE_NR), line + j, at, n);
+    part.fetch.at = part.plain;
     moe_mx_convert_(job, &part);
   }
   if (job->decode) {
@@ -184,13 +172,11 @@ MOE_FN moe_status moe_mx_quantize_list_(moe_context *ctx, moe_mx_quantize_job_ *
   job->scale_stride = moe_ceil_div_(job->length, MOE_MX_GROUP_);
   const int64_t plain = moe_mul3_(rows, columns, job->size);
   const int64_t codes = moe_mul_(job->lines, job->code_stride), scales = moe_mul_(job->lines, job->scale_stride);
-  const moe_tensor_ quantize[] = {{"plain", job->from, plain, job->size, MOE_INPUT},
-                                  {"codes", job->to_codes, codes, 1, MOE_OUTPUT},
-                                  {"scales", job->to_scales, scales, 1, MOE_OUTPUT}};
-  const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
-                                    {"scales", job->scales, scales, 1, MOE_INPUT},
-                                    {"plain", job->to, plain, job->size, MOE_OUTPUT}};
-  return job->decode ? MOE_LIST_(tensors, dequantize) : MOE_LIST_(tensors, quantize);
+  const moe_role_ plain_role = job->decode ? MOE_OUTPUT : MOE_INPUT, code_role = job->decode ? MOE_INPUT : MOE_OUTPUT;
+  const moe_tensor_ own[] = {{"plain", job->plain, plain, job->size, plain_role},
+                             {"codes", job->codes, codes, 1, code_role},
+                             {"scales", job->scales, scales, 1, code_role}};
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
@@ -204,7 +190,7 @@ MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const mo
   job->cast = moe_cast_scaled_(args->element, args->cast);
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->numbers.rule = moe_mx_scale_rule_(args->scale_rule, &job->format);
-  job->from = (const char *)args->plain, job->to_codes = args->codes, job->to_scales = args->scales;
+  job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;
   return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
 }
 
@@ -216,7 +202,8 @@ MOE_FN moe_status moe_dequantize_mx_check_(moe_context *ctx, void *state, const 
   job->format = moe_element_format_of_(args->element), job->cast = moe_cast_of_(args->element, 0);
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed, job->decode = 1;
-  job->to = (char *)args->plain, job->codes = args->codes, job->scales = args->scales;
+  job->plain = (char *)args->plain;
+  job->codes = (uint8_t *)(uintptr_t)args->codes, job->scales = (uint8_t *)(uintptr_t)args->scales;
   return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
 }
 

@@ -17,12 +17,9 @@ typedef struct moe_scaled_job_ {
   int64_t unit;     /* rows that are searched for their largest magnitudes and converted together */
   int64_t prefetch; /* bytes, about, from a plain element to one that is prefetched with it, unless: */
   int in_streams;   /* the rows of an item are converted one at a time, from several read streams */
-  const char *from;
-  char *to; /* plain, one of the two */
-  const uint8_t *codes;
-  uint8_t *to_codes;
-  const float *scales;
-  float *to_scales;
+  char *plain;      /* read or, to decode, written; codes are written or read, and so are scales unless given */
+  uint8_t *codes;
+  float *scales;
   float largest;
 } moe_scaled_job_;
 
@@ -49,7 +46,7 @@ MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, i
 MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
   const int64_t at = row * job->columns + column;
   if (job->decode) job->kernels->quant->load_codes[1](x, job->codes + at, n, &job->format);
-  else moe_load_row_(job->kernels->vec, job->dtype, x, job->from + at * job->size, n);
+  else moe_load_row_(job->kernels->vec, job->dtype, x, job->plain + at * job->size, n);
 }
 
 /* Bytes of n elements of the result. */
@@ -65,7 +62,7 @@ MOE_FN void moe_scaled_store_(const moe_scaled_job_ *job, const float *x, char *
 MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_area_ *a, int64_t row, int64_t column,
                                       int64_t n) {
   float x[MOE_SCALED_STRIP_];
-  const char *from = job->from + (row * job->columns + column) * job->size;
+  const char *from = job->plain + (row * job->columns + column) * job->size;
   const uint32_t most = n < MOE_MX_GROUP_ ? 0x7f800000u : job->kernels->quant->magnitude[job->dtype](from, n);
   if (most < 0x7f800000u) return most;
   a->numbers = 0;
@@ -81,7 +78,7 @@ MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
 /* Computes the scales of an area: of many narrow blocks, or of one that may be wider than a strip. */
 MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
   uint32_t amax[MOE_SCALED_STRIP_];
-  float *scales = job->to_scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
+  float *scales = job->scales + a->row / job->block_rows * job->across + a->first / job->block_columns;
   const int64_t blocks = moe_ceil_div_(a->n, job->block_columns);
   memset(amax, 0, (size_t)blocks * sizeof *amax);
   a->numbers = 1;
@@ -138,7 +135,7 @@ MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ 
       done = job->kernels->quant->dequantize_groups[job->dtype](out, job->codes + at, NULL, groups, &q);
     } else {
       const moe_prefetch_block_ fetch = moe_scaled_prefetch_(job, a, row, column + i - a->first);
-      done = job->kernels->quant->quantize_groups[job->dtype]((uint8_t *)out, NULL, job->from + at * job->size, groups,
+      done = job->kernels->quant->quantize_groups[job->dtype]((uint8_t *)out, NULL, job->plain + at * job->size, groups,
                                                               &q, &fetch);
     }
     done *= MOE_MX_GROUP_;
@@ -159,7 +156,7 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
       const int64_t column = a->first + at;
       const int64_t block = narrow ? MOE_SCALED_STRIP_ : job->block_columns - at % job->block_columns;
       n = moe_min_(job->nt ? MOE_NT_CHUNK_ / moe_scaled_bytes_(job, 1) : block, moe_min_(block, a->n - at));
-      char *out = (job->decode ? job->to : (char *)job->to_codes) + moe_scaled_bytes_(job, row * job->columns + column);
+      char *out = (job->decode ? job->plain : (char *)job->codes) + moe_scaled_bytes_(job, row * job->columns + column);
       char *to = job->nt ? chunk : out;
       if (narrow) moe_scaled_narrow_(job, row, column, n, to);
       else moe_scaled_wide_(job, a, row, column, n, to);
@@ -174,10 +171,10 @@ MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64
   a->row = first + (stream * deep + i) * job->unit;
   a->end = moe_min_(end, a->row + job->unit);
   if (job->decode) return;
-  a->next = job->from + (a->row * job->columns + a->first) * job->size + job->prefetch;
+  a->next = job->plain + (a->row * job->columns + a->first) * job->size + job->prefetch;
   if (!job->in_streams) return;
   a->apart = deep * pitch;
-  a->next = job->from + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
+  a->next = job->plain + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
             stream * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
 }
 
@@ -218,13 +215,11 @@ MOE_FN moe_status moe_scaled_list_(moe_context *ctx, moe_scaled_job_ *job, moe_e
   job->across = moe_ceil_div_(job->columns, job->block_columns);
   const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), codes = moe_mul_(job->rows, job->columns);
   const int64_t scales = moe_mul3_(moe_ceil_div_(job->rows, job->block_rows), job->across, 4);
-  const moe_tensor_ quantize[] = {{"plain", job->from, plain, job->size, MOE_INPUT},
-                                  {"codes", job->to_codes, codes, 1, MOE_OUTPUT},
-                                  {"scales", job->scales, scales, 4, job->given ? MOE_INPUT : MOE_OUTPUT}};
-  const moe_tensor_ dequantize[] = {{"codes", job->codes, codes, 1, MOE_INPUT},
-                                    {"scales", job->scales, scales, 4, MOE_INPUT},
-                                    {"plain", job->to, plain, job->size, MOE_OUTPUT}};
-  return job->decode ? MOE_LIST_(tensors, dequantize) : MOE_LIST_(tensors, quantize);
+  const moe_role_ plain_role = job->decode ? MOE_OUTPUT : MOE_INPUT, code_role = job->decode ? MOE_INPUT : MOE_OUTPUT;
+  const moe_tensor_ own[] = {{"plain", job->plain, plain, job->size, plain_role},
+                             {"codes", job->codes, codes, 1, code_role},
+                             {"scales", job->scales, scales, 4, job->given ? MOE_INPUT : code_role}};
+  return MOE_LIST_(tensors, own);
 }
 
 MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, const moe_call_ *call,
@@ -238,8 +233,7 @@ MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, cons
   job->dtype = args->dtype, job->given = args->scales_given;
   job->rows = args->rows, job->columns = args->columns;
   job->block_rows = args->block_rows, job->block_columns = args->block_columns;
-  job->from = (const char *)args->plain, job->to_codes = args->codes;
-  job->scales = job->to_scales = args->scales;
+  job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;
   return moe_scaled_list_(ctx, job, args->element, tensors);
 }
 
@@ -250,7 +244,8 @@ MOE_FN moe_status moe_dequantize_scaled_check_(moe_context *ctx, void *state, co
   job->decode = 1, job->dtype = args->dtype;
   job->rows = args->rows, job->columns = args->columns;
   job->block_rows = args->block_rows, job->block_columns = args->block_columns;
-  job->to = (char *)args->plain, job->codes = args->codes, job->scales = args->scales;
+  job->plain = (char *)args->plain;
+  job->codes = (uint8_t *)(uintptr_t)args->codes, job->scales = (float *)(uintptr_t)args->scales;
   return moe_scaled_list_(ctx, job, args->element, tensors);
 }
 
