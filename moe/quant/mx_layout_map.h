@@ -56,7 +56,7 @@ MOE_FN int64_t moe_nki_tile_at_(int64_t length, int64_t n, int inverse) {
                  : start + m % MOE_MX_WORD_ * quarter + m / MOE_MX_WORD_;
 }
 
-/* The element at position n of the contraction axis; or the inverse. */
+/* The element at position n of the contraction axis; or, with `inverse`, the position of element n. */
 MOE_INLINE int64_t moe_mx_axis_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t n, int inverse) {
   const int64_t start = n / MOE_MX_TILE_ * MOE_MX_TILE_, m = n - start, quarter = K / MOE_MX_WORD_;
   switch (layout) {
@@ -74,10 +74,6 @@ MOE_INLINE int64_t moe_mx_axis_(moe_mx_layout layout, int64_t parts, int64_t K, 
 
 MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t position) {
   return moe_mx_axis_(layout, parts, K, position, 0);
-}
-
-MOE_FN int64_t moe_mx_position_(moe_mx_layout layout, int64_t parts, int64_t K, int64_t element) {
-  return moe_mx_axis_(layout, parts, K, element, 1);
 }
 
 /* Layouts of the same order agree on which element a position is. */

@@ -11,15 +11,7 @@ typedef struct moe_quantized_ {
   moe_dtype type; /* what code*float scale is rounded to */
 } moe_quantized_;
 
-MOE_FN moe_mx_tensor_ moe_quantized_tensor_(const moe_quantized_weight *w, int64_t E, int64_t K, int64_t parts,
-                                            int64_t columns) {
-  const moe_mx_layout layout = w->scaling == MOE_WEIGHT_MX ? w->layout : MOE_MX_LAYOUT_PLAIN;
-  moe_mx_tensor_ s = moe_mx_tensor_of_shape_(layout, moe_element_format_of_(w->element).bits, E, K, parts, columns);
-  s.scales = w->scales_layout;
-  s.codes = (uint8_t *)(uintptr_t)w->codes;
-  s.scale = (uint8_t *)(uintptr_t)w->scales;
-  return s;
-}
+MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }
 
 /* `parts`: 2 for gate and up, of which only the second is used with skip_gate. The weight must have been checked. */
 MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K, int parts,
@@ -28,8 +20,12 @@ MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype
   memset(&q, 0, sizeof q);
   if (!w) return q;
   q.weight = w;
-  q.tensor = moe_quantized_tensor_(w, E, K, parts, columns);
   q.format = moe_element_format_of_(w->element);
+  q.tensor =
+      moe_mx_tensor_of_shape_(moe_is_mx_(w) ? w->layout : MOE_MX_LAYOUT_PLAIN, q.format.bits, E, K, parts, columns);
+  q.tensor.scales = w->scales_layout;
+  q.tensor.codes = (uint8_t *)(uintptr_t)w->codes;
+  q.tensor.scale = (uint8_t *)(uintptr_t)w->scales;
   q.block = w->block ? w->block : 256;
   q.repeat = w->repeat ? w->repeat : 1;
   q.part = skip_gate;
@@ -38,8 +34,6 @@ MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype
 }
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
-
-MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }
 
 /* Whether the scales multiply product sums. */
 MOE_FN int moe_weight_scaled_after_(const moe_quantized_weight *w) {

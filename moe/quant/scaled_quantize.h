@@ -39,10 +39,6 @@ typedef struct moe_scaled_area_ {
   int64_t apart;
 } moe_scaled_area_;
 
-MOE_FN const float *moe_scaled_scale_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
-  return job->scales + row / job->block_rows * job->across + column / job->block_columns;
-}
-
 MOE_FN void moe_scaled_load_(const moe_scaled_job_ *job, float *x, int64_t row, int64_t column, int64_t n) {
   const int64_t at = row * job->columns + column;
   if (job->decode) job->kernels->quant->load_codes[1](x, job->codes + at, n, &job->format);
@@ -97,7 +93,7 @@ MOE_FN void moe_scaled_find_(const moe_scaled_job_ *job, moe_scaled_area_ *a) {
 
 /* What codes or, to encode, plain elements are multiplied by. */
 MOE_FN float moe_scaled_factor_(const moe_scaled_job_ *job, int64_t row, int64_t column) {
-  const float scale = *moe_scaled_scale_(job, row, column);
+  const float scale = job->scales[row / job->block_rows * job->across + column / job->block_columns];
   return job->decode ? scale : 1.0f / scale;
 }
 

@@ -40,7 +40,7 @@ MOE_FN void moe_tile_find_words_(const moe_weight_tile_ *p, int64_t from, int64_
   const int64_t word = s->bits / 2;
   moe_mx_at_ at = {p->expert, p->part, p->column, -1, NULL};
   for (int64_t e = 0; e < n; e++) {
-    const int64_t position = moe_mx_position_(s->layout, s->parts, s->K, p->element + from + e);
+    const int64_t position = moe_mx_axis_(s->layout, s->parts, s->K, p->element + from + e, 1);
     const int64_t before = at.group;
     at.group = position / MOE_MX_GROUP_;
     words->codes[e] = s->codes + moe_nki_word_at_(s, &at, position / MOE_MX_WORD_) * word;
