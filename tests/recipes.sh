@@ -6,7 +6,7 @@
 # A recipe consists of blocks. A block begins with a line that says where the lines after it go:
 #   @list NAME           at the end of the X-list NAME, wherever that is defined
 #   @enum NAME           after the last value of the enum that NAME_COUNT_ ends
-#   @before FILE: TEXT   before the only line of FILE that contains TEXT; @after, @instead likewise
+#   @before FILE: TEXT   before the only line of FILE that contains TEXT; @after likewise
 #   @file FILE           in a new file
 #   @from FILE: NEW SED  none: NEW is FILE with all of it edited by sed
 #   @tests NAME ...      none: the tests to run; @flags ...: and what to compile them with
@@ -39,14 +39,11 @@ block() { # word, the rest of the head
     file=$(only "$2" $(grep -rl "^ *$2_COUNT_" moe/api)) || return 1
     name=$2 edit 'match($0, "^ *" ENVIRON["name"] "_COUNT_") { print lines; n++ } { print }'
     ;;
-  before | after | instead)
+  before | after)
     file=${2%%: *} text=${2#*: } where=$1
-    where=$where text=$text edit 'index($0, ENVIRON["text"]) {
-      n++
-      if (ENVIRON["where"] != "before" && ENVIRON["where"] != "instead") print
-      print lines
-      if (ENVIRON["where"] != "before") next
-    } { print }'
+    where=$where text=$text edit 'BEGIN { after = ENVIRON["where"] == "after" }
+      { here = index($0, ENVIRON["text"]) > 0; n += here }
+      here && !after { print lines } { print } here && after { print lines }'
     ;;
   file) cp "$work/body" "$2" ;;
   from)
