@@ -14,10 +14,10 @@ typedef struct moe_element_format_ {
 
 /* What kernels rely on: 8 bits, or e2m1; behind the numbers infinity, if there is one, then NaN, which without infinity
    is the last code; emax of at least 2. */
-#define MOE_ELEMENT_FITS_(name, NAME, bits, fraction, bias, max, infinity, nan)                                      \
-  _Static_assert(((bits) == 8 || MOE_ELEMENT_##NAME == MOE_ELEMENT_E2M1) && ((max) >> (fraction)) >= (bias) + 2 &&    \
-                     ((infinity) == 0 || (infinity) == (max) + 1) &&                                                 \
-                     ((nan) == 0 || ((infinity) ? (nan) > (infinity) : (nan) == 127)),                               \
+#define MOE_ELEMENT_FITS_(name, NAME, bits, fraction, bias, max, infinity, nan)                                    \
+  _Static_assert(((bits) == 8 || MOE_ELEMENT_##NAME == MOE_ELEMENT_E2M1) && ((max) >> (fraction)) >= (bias) + 2 && \
+                     ((infinity) == 0 || (infinity) == (max) + 1) &&                                               \
+                     ((nan) == 0 || ((infinity) ? (nan) > (infinity) : (nan) == 127)),                             \
                  #name " does not fit the kernels");
 MOE_ELEMENT_LIST(MOE_ELEMENT_FITS_)
 #undef MOE_ELEMENT_FITS_
