@@ -30,8 +30,10 @@ static const struct test_dtype test_dtypes[] = {
 _Static_assert(sizeof test_dtypes / sizeof *test_dtypes == 1 + TEST_DTYPES, "an element type has no row here");
 
 static inline int test_dtype_bias(moe_dtype dtype) { return (1 << (test_dtypes[dtype].exponent_bits - 1)) - 1; }
-/* Whether its range is less than binary32's. */
-static inline int test_dtype_narrow(moe_dtype dtype) { return test_dtypes[dtype].exponent_bits < 8; }
+/* Whether its range is less than binary32's. Fuzzers ask for values that are no type, too. */
+static inline int test_dtype_narrow(moe_dtype dtype) {
+  return (int)dtype >= 0 && (int)dtype <= TEST_DTYPES && test_dtypes[dtype].exponent_bits < 8;
+}
 /* The bits of infinity and of a sign. */
 static inline uint32_t test_dtype_infinity(moe_dtype dtype) {
   const struct test_dtype *d = &test_dtypes[dtype];
