@@ -4,7 +4,7 @@
 
 /* How the cores of a maker behave where it matters to kernels. */
 typedef struct moe_core_ {
-  int drops_prefetches;                         /* while too many are under way; others wait until there is room */
+  int drops_prefetches;                         /* while too many are in flight; others wait until there is room */
   int small_m_two_rows, small_m_two_rows_16bit; /* see MOE_SMALL_M_TWO_ROWS */
 } moe_core_;
 

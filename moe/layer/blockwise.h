@@ -163,9 +163,9 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->inner_size = moe_dtype_bytes_(call->inner_dtype);
   call->checkpoint_size = moe_dtype_bytes_(call->checkpoint_dtype);
   moe_resolve_glu_(&layer->config, &call->glu);
-  call->round_activations = moe_mx_round_of_(&layer->mx.activations);
-  call->round_weights = moe_mx_round_of_(&layer->mx.weights);
-  call->round_gradients = moe_mx_round_of_(&layer->mx.gradients);
+  moe_mx_round_init_(&call->round_activations, &layer->mx.activations);
+  moe_mx_round_init_(&call->round_weights, &layer->mx.weights);
+  moe_mx_round_init_(&call->round_gradients, &layer->mx.gradients);
   moe_packed_init_(&call->gate_up, layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
                    layer->E, layer->H, layer->I, layer->quantized_gate_up_proj_weight);
   moe_packed_init_(&call->down, MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,

@@ -36,7 +36,7 @@ MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, moe_panel_k
   p->width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
   p->panels = moe_ceil_div_(grouped ? rows : columns, p->width);
   p->panel_bytes = moe_panel_bytes_(kind, p->k);
-  p->quantized = moe_quantized_of_(quantized, dtype, E, p->k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
+  moe_quantized_init_(&p->quantized, quantized, dtype, E, p->k, parts, grouped ? rows : columns, layout == MOE_PACK_UP);
 }
 
 MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) {

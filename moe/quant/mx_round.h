@@ -19,15 +19,13 @@ MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const 
   return MOE_OK;
 }
 
-MOE_FN moe_mx_round_ moe_mx_round_of_(const moe_mx_rounding *rounding) {
-  moe_mx_round_ r;
-  memset(&r, 0, sizeof r);
-  if (!rounding->enabled) return r;
-  r.enabled = 1;
-  r.format = moe_element_format_of_(rounding->element);
-  r.rule = moe_mx_scale_rule_(rounding->scale_rule, &r.format);
-  r.cast = moe_cast_scaled_(rounding->element, rounding->cast);
-  return r;
+MOE_FN void moe_mx_round_init_(moe_mx_round_ *r, const moe_mx_rounding *rounding) {
+  memset(r, 0, sizeof *r);
+  if (!rounding->enabled) return;
+  r->enabled = 1;
+  r->format = moe_element_format_of_(rounding->element);
+  r->rule = moe_mx_scale_rule_(rounding->scale_rule, &r->format);
+  r->cast = moe_cast_scaled_(rounding->element, rounding->cast);
 }
 
 /* One group of at most 32. */

@@ -14,23 +14,21 @@ typedef struct moe_quantized_ {
 MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }
 
 /* `parts`: 2 for gate and up, of which only the second is used with skip_gate. The weight must have been checked. */
-MOE_FN moe_quantized_ moe_quantized_of_(const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K, int parts,
-                                        int64_t columns, int skip_gate) {
-  moe_quantized_ q;
-  memset(&q, 0, sizeof q);
-  if (!w) return q;
-  q.weight = w;
-  q.format = moe_element_format_of_(w->element);
-  q.tensor =
-      moe_mx_tensor_of_shape_(moe_is_mx_(w) ? w->layout : MOE_MX_LAYOUT_PLAIN, q.format.bits, E, K, parts, columns);
-  q.tensor.scales = w->scales_layout;
-  q.tensor.codes = (uint8_t *)(uintptr_t)w->codes;
-  q.tensor.scale = (uint8_t *)(uintptr_t)w->scales;
-  q.block = w->block ? w->block : 256;
-  q.repeat = w->repeat ? w->repeat : 1;
-  q.part = skip_gate;
-  q.type = dtype;
-  return q;
+MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K,
+                                int parts, int64_t columns, int skip_gate) {
+  memset(q, 0, sizeof *q);
+  if (!w) return;
+  q->weight = w;
+  q->format = moe_element_format_of_(w->element);
+  q->tensor =
+      moe_mx_tensor_of_shape_(moe_is_mx_(w) ? w->layout : MOE_MX_LAYOUT_PLAIN, q->format.bits, E, K, parts, columns);
+  q->tensor.scales = w->scales_layout;
+  q->tensor.codes = (uint8_t *)(uintptr_t)w->codes;
+  q->tensor.scale = (uint8_t *)(uintptr_t)w->scales;
+  q->block = w->block ? w->block : 256;
+  q->repeat = w->repeat ? w->repeat : 1;
+  q->part = skip_gate;
+  q->type = dtype;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
