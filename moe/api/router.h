@@ -46,7 +46,7 @@ typedef struct moe_router_config {
    num_groups), INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY.
    Sources: semantics of nkilib's router_topk and Megatron's topk_routing_with_score_function. */
 typedef struct moe_router_topk_args {
-  int64_t T, H, E, K;          /* tokens, hidden size, experts, experts per token; all from 1 */
+  int64_t T, H, E, K;          /* tokens (from 0), hidden size, experts, experts per token */
   const void *hidden_states;   /* [T,H]; NULL: router_logits is an input, and H is not read */
   const void *router_weight;   /* [H,E]; not read without hidden_states */
   const void *router_bias;     /* [E] (optional); not read without hidden_states */
@@ -136,8 +136,8 @@ typedef enum moe_drop_policy {
   MOE_DROP_COUNT_
 } moe_drop_policy;
 
-/* Blocks that suffice for any dropless routing: ceil((T*K - (E-1)) / B) + E-1, or T*K if that is less than E. 0 if an
-   argument is not positive or the count overflows. */
+/* Blocks that suffice for any dropless routing: ceil((T*K - (E-1)) / B) + E-1, or T*K if that is less than E: 0
+   without tokens. 0 also if an argument is not positive or the count overflows. */
 MOE_API int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
 
 /* Sorts (token, expert) pairs into blocks of B rows, each block of one expert: experts in ascending order, an expert's
@@ -147,7 +147,7 @@ MOE_API int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t 
    capacity > B), INVALID_OPTION, INVALID_INDEX (an id outside [-1,E), or an expert twice for one token), OVERFLOW,
    MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
 typedef struct moe_route_blocks_args {
-  int64_t T, E, K, B, N;          /* tokens, experts, experts per token, rows of a block, blocks; all from 1 */
+  int64_t T, E, K, B, N;          /* tokens, experts, experts per token, rows of a block, blocks; T and N from 0 */
   const int32_t *expert_index;    /* [T,K]; -1 = a slot without an expert */
   const float *expert_weights;    /* [T,K] */
   int skip_token;                 /* padding rows have 0: id T, and the affinities have a row T of zeros; 1: id -1 */

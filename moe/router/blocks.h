@@ -30,7 +30,7 @@ enum { MOE_ROUTE_CHUNK_ = 512 }; /* tokens of a chunk, at least */
 MOE_FN void moe_route_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_route_ *route = (moe_route_ *)state;
   const int64_t E = route->args->E, pairs = moe_mul3_(route->args->T, route->args->K, 8);
-  route->chunks = moe_min_(workers, moe_ceil_div_(route->args->T, MOE_ROUTE_CHUNK_));
+  route->chunks = moe_min_(workers, moe_max_(1, moe_ceil_div_(route->args->T, MOE_ROUTE_CHUNK_)));
   route->count = (int64_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 8));
   route->seen = (int32_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 4));
   route->fault = (int32_t *)moe_take_(arena, route->chunks * 4);
@@ -169,11 +169,11 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call
   moe_route_ *route = (moe_route_ *)state;
   const moe_route_blocks_args *args = route->args = (const moe_route_blocks_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "K", args->K));
   MOE_TRY(moe_check_positive_(ctx, "B", args->B));
-  MOE_TRY(moe_check_positive_(ctx, "N", args->N));
+  MOE_TRY(moe_check_not_negative_(ctx, "N", args->N));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", args->skip_token));
   MOE_TRY(moe_check_flag_(ctx, "block_per_expert", args->block_per_expert));
   MOE_TRY(moe_check_enum_(ctx, "drop_policy", (int)args->drop_policy, MOE_DROP_COUNT_));

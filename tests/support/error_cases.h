@@ -18,7 +18,6 @@
 #define BIG INT64_MAX
 
 /* ---------------------------------------------------------------------------------------------------------- router */
-SET(router.T, 0, INVALID_SHAPE)
 SET(router.T, -1, INVALID_SHAPE)
 SET(router.T, BIG, OVERFLOW)
 SET(router.H, 0, INVALID_SHAPE)
@@ -70,7 +69,7 @@ OVERLAID(load_balance.loss, load_balance.router_logits)
 OVERLAID(load_balance.router_logits_grad, load_balance.router_logits)
 STORED(load_balance.expert_index, 3, 4)
 STORED(load_balance.expert_index, 3, -2)
-SET(z_loss.T, 0, INVALID_SHAPE)
+SET(z_loss.T, -1, INVALID_SHAPE)
 SET(z_loss.E, -1, INVALID_SHAPE)
 SETF(z_loss.coefficient, INFINITY, INVALID_OPTION)
 NULLED(z_loss.router_logits)
@@ -78,7 +77,7 @@ NULLED(z_loss.loss)
 OVERLAID(z_loss.router_logits_grad, z_loss.router_logits)
 
 /* ---------------------------------------------------------------------------------------------------- route_blocks */
-SET(route.T, 0, INVALID_SHAPE)
+SET(route.T, -1, INVALID_SHAPE)
 SET(route.T, BIG, OVERFLOW)
 SET(route.E, -1, INVALID_SHAPE)
 SET(route.K, 0, INVALID_SHAPE)
@@ -114,7 +113,7 @@ STORED(route.expert_index, 5, INT32_MAX)
 STORED_TWICE(route.expert_index)
 
 /* --------------------------------------------------------------------------------------------------------- forward */
-SET(forward.layer.T, 0, INVALID_SHAPE)
+SET(forward.layer.T, -1, INVALID_SHAPE)
 SET(forward.layer.T, BIG, OVERFLOW)
 SET(forward.layer.H, -1, INVALID_SHAPE)
 SETX(forward.layer.H, BIG, OVERFLOW, "")
@@ -122,7 +121,7 @@ SET(forward.layer.I, 0, INVALID_SHAPE)
 SETX(forward.layer.I, BIG / 2, OVERFLOW, "")
 SET(forward.layer.E, 0, INVALID_SHAPE)
 SET(forward.layer.E, BIG, OVERFLOW)
-SET(forward.layer.N, 0, INVALID_SHAPE)
+SET(forward.layer.N, -1, INVALID_SHAPE)
 SETX(forward.layer.N, BIG, OVERFLOW, "")
 SET(forward.layer.B, -4, INVALID_SHAPE)
 SETX(forward.layer.B, BIG, OVERFLOW, "")
@@ -241,7 +240,7 @@ LESS(backward.workspace_bytes)
 ABSENT(backward.workspace)
 
 /* ------------------------------------------------------------------------------------------------- router backward */
-SET(router_backward.T, 0, INVALID_SHAPE)
+SET(router_backward.T, -1, INVALID_SHAPE)
 SET(router_backward.K, 5, INVALID_SHAPE)
 SET(router_backward.E, BIG, OVERFLOW)
 SETX(router_backward.H, BIG, OVERFLOW, "")
