@@ -6,7 +6,6 @@
      SHIFTED(path)                   args.path one byte further                    -> MISALIGNED
      OVERLAID(path, onto)            args.path = args.onto + one element           -> OVERLAP
      STORED(path, index, value)      ((int32_t *)args.path)[index] = value         -> INVALID_INDEX
-     STORED_TWICE(path)              ((int32_t *)args.path)[1] = [0]               -> INVALID_INDEX
      LESS(path)                      args.path one smaller                         -> WORKSPACE
      ABSENT(path)                    args.path = NULL                              -> WORKSPACE
      SETX(path, value, STATUS, word) a SET whose message must contain `word` instead of the argument's name
@@ -110,7 +109,6 @@ BEFORE(route.block_per_expert, 1) SET(route.N, 3, INVALID_SHAPE)
 STORED(route.expert_index, 0, 4)
 STORED(route.expert_index, 11, -2)
 STORED(route.expert_index, 5, INT32_MAX)
-STORED_TWICE(route.expert_index)
 
 /* --------------------------------------------------------------------------------------------------------- forward */
 SET(forward.layer.T, -1, INVALID_SHAPE)
