@@ -312,9 +312,9 @@ static void test_bad_arguments(void **state) {
   REFUSED_BACK(dtype, (moe_dtype)TYPES, INVALID_OPTION);
   REFUSED(transposed, 2, INVALID_OPTION);
   REFUSED_BACK(transposed, -1, INVALID_OPTION);
-  REFUSED(rows, 0, INVALID_SHAPE);
+  REFUSED(rows, -2, INVALID_SHAPE);
   REFUSED_BACK(rows, -1, INVALID_SHAPE);
-  REFUSED(columns, 0, INVALID_SHAPE);
+  REFUSED(columns, -2, INVALID_SHAPE);
   REFUSED_BACK(columns, -1, INVALID_SHAPE);
   REFUSED(rows, INT64_MAX, OVERFLOW);
   REFUSED_BACK(columns, INT64_MAX, OVERFLOW);

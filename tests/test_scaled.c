@@ -201,7 +201,7 @@ static void test_bad_input(void **state) {
   REFUSE(plain = NULL, NULL_ARGUMENT, "plain");
   REFUSE(codes = NULL, NULL_ARGUMENT, "codes");
   REFUSE(scales = NULL, NULL_ARGUMENT, "scales");
-  REFUSE(rows = 0, INVALID_SHAPE, "rows");
+  REFUSE(rows = -1, INVALID_SHAPE, "rows");
   REFUSE(columns = -1, INVALID_SHAPE, "columns");
   REFUSE(block_rows = -1, INVALID_SHAPE, "block_rows");
   REFUSE(block_columns = -1, INVALID_SHAPE, "block_columns");

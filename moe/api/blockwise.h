@@ -11,7 +11,7 @@
 
 /* What the forward and the backward are both told. All of it is input. */
 typedef struct moe_blockwise_layer {
-  int64_t T, H, I, E, N, B; /* tokens, hidden size, intermediate size, experts, blocks, rows of a block; all from 1 */
+  int64_t T, H, I, E, N, B; /* tokens, hidden size, intermediate size, experts, blocks, rows of a block; T, N from 0 */
   int64_t max_rows;         /* at most so many of the N*B rows hold a token, T*K say: then the workspace is for so many,
                                and more are an INVALID_INDEX; 0 = N*B */
 

@@ -94,7 +94,7 @@ typedef struct moe_quantize_mx_args {
   moe_scale_rule scale_rule;
   uint32_t cast;         /* MOE_CAST_* bits; most rules are meant with MOE_CAST_SATURATE */
   moe_dtype dtype;       /* of plain; DEFAULT = F32 */
-  int64_t rows, columns; /* of plain */
+  int64_t rows, columns; /* of plain; from 0 */
   int transposed;
   const void *plain;     /* [rows,columns] */
   uint8_t *codes;        /* [rows,columns], of e2m1 [rows,ceil(columns/2)]; transposed: with columns for rows and rows
@@ -109,7 +109,7 @@ MOE_API moe_status moe_quantize_mx(moe_context *ctx, const moe_quantize_mx_args 
 typedef struct moe_dequantize_mx_args {
   moe_element element;
   moe_dtype dtype;               /* of plain; DEFAULT = F32 */
-  int64_t rows, columns;         /* of plain */
+  int64_t rows, columns;         /* of plain; from 0 */
   int transposed;
   const uint8_t *codes, *scales; /* shaped as moe_quantize_mx writes them */
   void *plain;                   /* [rows,columns] output */
@@ -131,7 +131,7 @@ typedef struct moe_quantize_scaled_args {
   moe_element element;               /* of 8 bits */
   uint32_t cast;                     /* MOE_CAST_* bits */
   moe_dtype dtype;                   /* of plain; DEFAULT = F32 */
-  int64_t rows, columns;             /* of plain */
+  int64_t rows, columns;             /* of plain; from 0: then there are no scales either */
   int64_t block_rows, block_columns; /* 0 = all */
   int scales_given;                  /* 1: scales are an input */
   const void *plain;                 /* [rows,columns] */
@@ -145,7 +145,7 @@ MOE_API moe_status moe_quantize_scaled(moe_context *ctx, const moe_quantize_scal
 typedef struct moe_dequantize_scaled_args {
   moe_element element;               /* of 8 bits */
   moe_dtype dtype;                   /* of plain; DEFAULT = F32 */
-  int64_t rows, columns;             /* of plain */
+  int64_t rows, columns;             /* of plain; from 0: then there are no scales either */
   int64_t block_rows, block_columns; /* 0 = all */
   const uint8_t *codes;              /* shaped as moe_quantize_scaled writes them, as are the scales */
   const float *scales;

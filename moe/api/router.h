@@ -46,7 +46,7 @@ typedef struct moe_router_config {
    num_groups), INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY.
    Sources: semantics of nkilib's router_topk and Megatron's topk_routing_with_score_function. */
 typedef struct moe_router_topk_args {
-  int64_t T, H, E, K;          /* tokens, hidden size, experts, experts per token; all from 1 */
+  int64_t T, H, E, K;          /* tokens (from 0), hidden size, experts, experts per token */
   const void *hidden_states;   /* [T,H]; NULL: router_logits is an input, and H is not read */
   const void *router_weight;   /* [H,E]; not read without hidden_states */
   const void *router_bias;     /* [E] (optional); not read without hidden_states */
@@ -67,7 +67,8 @@ typedef struct moe_router_topk_args {
      router_weight_grad = hidden_states^T dz, router_bias_grad = sum_t dz, hidden_states_grad = dz router_weight^T
    So gradients of auxiliary losses that router_logits_grad holds before the call reach the other outputs if it is
    accumulated. A slot with expert_index -1 has no part in any sum, whatever dw is there: a token without experts adds
-   nothing. The selection bias gets no gradient.
+   nothing. Slots with the same expert count one by one: their parts of dz are added. The selection bias gets no
+   gradient.
    Errors: as moe_router_topk; INVALID_INDEX for an expert_index outside [-1,E). */
 typedef struct moe_router_topk_bwd_args {
   int64_t T, H, E, K;                        /* as in the forward */
@@ -136,18 +137,21 @@ typedef enum moe_drop_policy {
   MOE_DROP_COUNT_
 } moe_drop_policy;
 
-/* Blocks that suffice for any dropless routing: ceil((T*K - (E-1)) / B) + E-1, or T*K if that is less than E. 0 if an
-   argument is not positive or the count overflows. */
+/* Blocks that suffice for any dropless routing: ceil((T*K - (E-1)) / B) + E-1, or T*K if that is less than E: 0
+   without tokens. 0 also if an argument is not positive or the count overflows. */
 MOE_API int64_t moe_route_blocks_count(int64_t T, int64_t E, int64_t K, int64_t B);
 
 /* Sorts (token, expert) pairs into blocks of B rows, each block of one expert: experts in ascending order, an expert's
    tokens in ascending order, ceil(n_e/B) blocks each. The rest of an expert's last block is padding rows. Blocks that
    are not needed belong to expert E-1, hold padding rows only and have condition 0. Dropped pairs get affinity 0.
+   An expert that several slots of a token name is one pair, with one row: its weight is the sum of theirs, in order, in
+   binary32. The pair's affinity gradient is the gradient of each slot's weight, and moe_router_topk_bwd takes it so.
+   (With NO_SCALE the pair's result is added once, with PRE_SCALE x is scaled by the sum.)
    Errors: NULL_ARGUMENT, INVALID_SHAPE (K > E; N too small for this routing; with block_per_expert N != E or
-   capacity > B), INVALID_OPTION, INVALID_INDEX (an id outside [-1,E), or an expert twice for one token), OVERFLOW,
-   MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
+   capacity > B), INVALID_OPTION, INVALID_INDEX (an id outside [-1,E)), OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
+   OUT_OF_MEMORY. */
 typedef struct moe_route_blocks_args {
-  int64_t T, E, K, B, N;          /* tokens, experts, experts per token, rows of a block, blocks; all from 1 */
+  int64_t T, E, K, B, N;          /* tokens, experts, experts per token, rows of a block, blocks; T and N from 0 */
   const int32_t *expert_index;    /* [T,K]; -1 = a slot without an expert */
   const float *expert_weights;    /* [T,K] */
   int skip_token;                 /* padding rows have 0: id T, and the affinities have a row T of zeros; 1: id -1 */
@@ -160,7 +164,7 @@ typedef struct moe_route_blocks_args {
   int32_t *token_position_to_id;  /* [N*B] output: the token of row r of block b at b*B+r */
   int32_t *block_to_expert;       /* [N] output */
   int32_t *conditions;            /* [N+1] output (optional): 1 for blocks with a token; the last one is 0 */
-  int64_t *tokens_per_expert;     /* [E] output (optional): before dropping */
+  int64_t *tokens_per_expert;     /* [E] output (optional): before dropping; a token counts once */
   void *workspace;                /* (optional with an allocator) */
   size_t workspace_bytes;
 } moe_route_blocks_args;

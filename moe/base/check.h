@@ -36,7 +36,7 @@ MOE_FN int moe_overlap_(const moe_tensor_ *a, const moe_tensor_ *b) {
 
 MOE_FN int moe_is_output_(const moe_tensor_ *t) { return t->role == MOE_OUTPUT || t->role == MOE_OUTPUT_OPTIONAL; }
 
-/* With `sizes_only`, pointers are not looked at (workspace queries). */
+/* With `sizes_only`, pointers are not looked at (workspace queries). A tensor without elements may be NULL. */
 MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensors_ *tensors, int sizes_only) {
   const moe_tensor_ *tensor = tensors->tensor;
   const int count = tensors->count;
@@ -45,7 +45,7 @@ MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensors_ *tenso
       return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");
   for (int i = 0; i < count && !sizes_only; i++) {
     const moe_tensor_ *t = &tensor[i];
-    if (!t->data && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
+    if (!t->data && t->bytes > 0 && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
       return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, t->name, "is NULL");
     if (t->align > 0 && (uintptr_t)t->data % (uintptr_t)t->align != 0)
       return moe_fail_(ctx, MOE_ERROR_MISALIGNED, t->name, "is not aligned to its element type");
@@ -63,10 +63,19 @@ MOE_FN moe_status moe_check_positive_(moe_context *ctx, const char *name, int64_
   return value > 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "must be at least 1");
 }
 
+MOE_FN moe_status moe_check_not_negative_(moe_context *ctx, const char *name, int64_t value) {
+  return value >= 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "is negative");
+}
+
 /* Ids are int32, so what they count must fit. */
 MOE_FN moe_status moe_check_count_(moe_context *ctx, const char *name, int64_t value) {
   MOE_TRY(moe_check_positive_(ctx, name, value));
   return value < INT32_MAX ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, name, "does not fit in 32-bit ids");
+}
+
+/* The same of what there may be none of: tokens, blocks. */
+MOE_FN moe_status moe_check_count_or_none_(moe_context *ctx, const char *name, int64_t value) {
+  return value == 0 ? MOE_OK : moe_check_count_(ctx, name, value);
 }
 
 MOE_FN moe_status moe_check_flag_(moe_context *ctx, const char *name, int value) {

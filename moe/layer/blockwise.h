@@ -59,11 +59,11 @@ MOE_FN moe_status moe_check_mx_operands_(moe_context *ctx, const moe_blockwise_l
 
 MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise_layer *layer) {
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", layer->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", layer->T));
   MOE_TRY(moe_check_positive_(ctx, "H", layer->H));
   MOE_TRY(moe_check_positive_(ctx, "I", layer->I));
   MOE_TRY(moe_check_count_(ctx, "E", layer->E));
-  MOE_TRY(moe_check_count_(ctx, "N", layer->N));
+  MOE_TRY(moe_check_count_or_none_(ctx, "N", layer->N));
   MOE_TRY(moe_check_count_(ctx, "B", layer->B));
   const int64_t slots = moe_mul_(layer->N, layer->B);
   if (slots < 0 || slots >= INT32_MAX)

@@ -70,7 +70,7 @@ MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
   down_x->panel = end < panels ? end : 0;
   group->from = end < panels ? group->from : group->to;
   group->to = group->from + 1;
-  const int64_t fit = stage->down_x_rows / moe_max_(1, moe_group_all_rows_(group));
+  const int64_t rows = moe_group_all_rows_(group), fit = rows > 0 ? stage->down_x_rows / rows : panels;
   down_x->panels = moe_min_(panels - down_x->panel, down_x->base ? fit : panels);
   while (down_x->panels == panels && group->to < group->E &&
          (!down_x->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->down_x_rows))

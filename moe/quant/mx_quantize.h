@@ -163,8 +163,8 @@ MOE_FN moe_status moe_mx_quantize_list_(moe_context *ctx, moe_mx_quantize_job_ *
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "transposed", job->transposed));
-  MOE_TRY(moe_check_positive_(ctx, "rows", rows));
-  MOE_TRY(moe_check_positive_(ctx, "columns", columns));
+  MOE_TRY(moe_check_not_negative_(ctx, "rows", rows));
+  MOE_TRY(moe_check_not_negative_(ctx, "columns", columns));
   job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
   job->lines = job->transposed ? columns : rows, job->length = job->transposed ? rows : columns;
   job->size = moe_dtype_bytes_(job->dtype);
@@ -211,6 +211,7 @@ MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, void *state) {
   moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
   const int64_t elements = job->lines * job->length,
                 out = job->decode ? elements * job->size : job->lines * job->code_stride;
+  if (elements == 0) return MOE_OK;
   job->kernels = moe_kernels_();
   job->nt = !job->transposed && out >= MOE_NT_MIN_BYTES;
   if (job->nt) job->numbers.prefetch_to = 0;

@@ -17,6 +17,7 @@ MOE_FN moe_status moe_quantized_activation_check_(moe_context *ctx, const char *
 
 /* How many scales [rows,columns] have. */
 MOE_FN int64_t moe_quantized_activation_scales_(const moe_quantized_activation *a, int64_t rows, int64_t columns) {
+  if (rows == 0) return 0;
   if (!a->float_scales) return moe_mul_(rows, moe_ceil_div_(columns, MOE_MX_GROUP_));
   return moe_mul_(a->block_rows ? moe_ceil_div_(rows, a->block_rows) : 1,
                   a->block_columns ? moe_ceil_div_(columns, a->block_columns) : 1);

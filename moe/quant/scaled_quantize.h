@@ -198,16 +198,17 @@ MOE_FN moe_status moe_scaled_list_(moe_context *ctx, moe_scaled_job_ *job, moe_e
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_check_enum_(ctx, "element", (int)element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_positive_(ctx, "rows", job->rows));
-  MOE_TRY(moe_check_positive_(ctx, "columns", job->columns));
+  MOE_TRY(moe_check_not_negative_(ctx, "rows", job->rows));
+  MOE_TRY(moe_check_not_negative_(ctx, "columns", job->columns));
   if (job->block_rows < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_rows", "is negative");
   if (job->block_columns < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_columns", "is negative");
   job->format = moe_element_format_of_(element);
   if (job->format.bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits");
   job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
   job->size = moe_dtype_bytes_(job->dtype);
-  job->block_rows = job->block_rows ? moe_min_(job->block_rows, job->rows) : job->rows;
-  job->block_columns = job->block_columns ? moe_min_(job->block_columns, job->columns) : job->columns;
+  const int64_t rows = moe_max_(1, job->rows), columns = moe_max_(1, job->columns); /* there may be no elements */
+  job->block_rows = job->block_rows ? moe_min_(job->block_rows, rows) : rows;
+  job->block_columns = job->block_columns ? moe_min_(job->block_columns, columns) : columns;
   job->across = moe_ceil_div_(job->columns, job->block_columns);
   const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), codes = moe_mul_(job->rows, job->columns);
   const int64_t scales = moe_mul3_(moe_ceil_div_(job->rows, job->block_rows), job->across, 4);
@@ -258,6 +259,7 @@ MOE_FN moe_status moe_quantize_scaled_check_contents_(moe_context *ctx, const vo
 MOE_FN moe_status moe_scaled_run_(moe_context *ctx, void *state) {
   moe_scaled_job_ *job = (moe_scaled_job_ *)state;
   const uint8_t most = (uint8_t)job->format.max;
+  if (job->rows == 0 || job->columns == 0) return MOE_OK;
   job->kernels = moe_kernels_();
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->unit = job->decode || job->given ? 1 : job->block_rows;

@@ -215,7 +215,7 @@ MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_
   const moe_router_loss_args *args = loss->args = (const moe_router_loss_args *)call->args;
   const int balance = loss->balance = call->kind == MOE_LOSS_BALANCE_;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_finite_(ctx, "coefficient", &args->coefficient));
   if (balance) {

@@ -137,7 +137,7 @@ MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_cal
   const moe_router_topk_args *args = router->args = (const moe_router_topk_args *)call->args;
   router->product = args->hidden_states || (call->query && args->H > 0); /* a query has H only */
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
   if (router->product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   router->kernels = moe_kernels_();

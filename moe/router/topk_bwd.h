@@ -184,7 +184,7 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   bwd->dx = products || args->hidden_states_grad;
   bwd->dw = products || args->router_weight_grad;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
   if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));

@@ -6,7 +6,6 @@
      SHIFTED(path)                   args.path one byte further                    -> MISALIGNED
      OVERLAID(path, onto)            args.path = args.onto + one element           -> OVERLAP
      STORED(path, index, value)      ((int32_t *)args.path)[index] = value         -> INVALID_INDEX
-     STORED_TWICE(path)              ((int32_t *)args.path)[1] = [0]               -> INVALID_INDEX
      LESS(path)                      args.path one smaller                         -> WORKSPACE
      ABSENT(path)                    args.path = NULL                              -> WORKSPACE
      SETX(path, value, STATUS, word) a SET whose message must contain `word` instead of the argument's name
@@ -18,7 +17,6 @@
 #define BIG INT64_MAX
 
 /* ---------------------------------------------------------------------------------------------------------- router */
-SET(router.T, 0, INVALID_SHAPE)
 SET(router.T, -1, INVALID_SHAPE)
 SET(router.T, BIG, OVERFLOW)
 SET(router.H, 0, INVALID_SHAPE)
@@ -70,7 +68,7 @@ OVERLAID(load_balance.loss, load_balance.router_logits)
 OVERLAID(load_balance.router_logits_grad, load_balance.router_logits)
 STORED(load_balance.expert_index, 3, 4)
 STORED(load_balance.expert_index, 3, -2)
-SET(z_loss.T, 0, INVALID_SHAPE)
+SET(z_loss.T, -1, INVALID_SHAPE)
 SET(z_loss.E, -1, INVALID_SHAPE)
 SETF(z_loss.coefficient, INFINITY, INVALID_OPTION)
 NULLED(z_loss.router_logits)
@@ -78,7 +76,7 @@ NULLED(z_loss.loss)
 OVERLAID(z_loss.router_logits_grad, z_loss.router_logits)
 
 /* ---------------------------------------------------------------------------------------------------- route_blocks */
-SET(route.T, 0, INVALID_SHAPE)
+SET(route.T, -1, INVALID_SHAPE)
 SET(route.T, BIG, OVERFLOW)
 SET(route.E, -1, INVALID_SHAPE)
 SET(route.K, 0, INVALID_SHAPE)
@@ -111,10 +109,9 @@ BEFORE(route.block_per_expert, 1) SET(route.N, 3, INVALID_SHAPE)
 STORED(route.expert_index, 0, 4)
 STORED(route.expert_index, 11, -2)
 STORED(route.expert_index, 5, INT32_MAX)
-STORED_TWICE(route.expert_index)
 
 /* --------------------------------------------------------------------------------------------------------- forward */
-SET(forward.layer.T, 0, INVALID_SHAPE)
+SET(forward.layer.T, -1, INVALID_SHAPE)
 SET(forward.layer.T, BIG, OVERFLOW)
 SET(forward.layer.H, -1, INVALID_SHAPE)
 SETX(forward.layer.H, BIG, OVERFLOW, "")
@@ -122,7 +119,7 @@ SET(forward.layer.I, 0, INVALID_SHAPE)
 SETX(forward.layer.I, BIG / 2, OVERFLOW, "")
 SET(forward.layer.E, 0, INVALID_SHAPE)
 SET(forward.layer.E, BIG, OVERFLOW)
-SET(forward.layer.N, 0, INVALID_SHAPE)
+SET(forward.layer.N, -1, INVALID_SHAPE)
 SETX(forward.layer.N, BIG, OVERFLOW, "")
 SET(forward.layer.B, -4, INVALID_SHAPE)
 SETX(forward.layer.B, BIG, OVERFLOW, "")
@@ -241,7 +238,7 @@ LESS(backward.workspace_bytes)
 ABSENT(backward.workspace)
 
 /* ------------------------------------------------------------------------------------------------- router backward */
-SET(router_backward.T, 0, INVALID_SHAPE)
+SET(router_backward.T, -1, INVALID_SHAPE)
 SET(router_backward.K, 5, INVALID_SHAPE)
 SET(router_backward.E, BIG, OVERFLOW)
 SETX(router_backward.H, BIG, OVERFLOW, "")
