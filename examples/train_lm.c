@@ -1,7 +1,7 @@
 /* train_lm.c: a small language model with Mixture-of-Experts layers, trained on the CPU with moe.h.
 
      cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm
-     ./train_lm [--dtype bf16|fp16|f32] [--steps N] [--seed S] [--threads N] [FILE...]
+     ./train_lm [--dtype bf16|fp16|f32|mxfp8] [--steps N] [--seed S] [--threads N] [FILE...]
 
    The model predicts a byte from the 16 bytes before it:
 
@@ -9,9 +9,11 @@
      LAYERS times:  x += moe(rmsnorm(x))                         (router, K of E experts, SwiGLU)
      logits = rmsnorm(x) * head                                  (256 of them), softmax, cross-entropy
 
-   Weights, gradients and AdamW live in float; experts and routers compute in the type asked for. Beside it a dense
-   model is trained, which has one expert as wide as the K that a token visits: the same arithmetic per byte, the same
-   data in the same order. The result's bits depend neither on the number of threads nor on the instruction set.
+   Weights, gradients and AdamW live in float; experts and routers compute in the type asked for. Then a dense model is
+   trained, which has one expert as wide as the K that a token visits: the same arithmetic per byte, the same data in
+   the same order. With mxfp8 all that the experts multiply, forward and backward, is rounded to MXFP8 and kept in
+   bf16; the second model is the same one in bf16. The result's bits depend neither on the number of threads nor on the
+   instruction set.
 
    Reading guide: layer_forward and layer_backward show how the library is called. */
 #ifndef _POSIX_C_SOURCE
@@ -44,6 +46,7 @@ typedef struct dtype_ops {
   const char *name;
   size_t size;
   float loss_scale; /* half precision needs its gradients lifted out of the subnormals */
+  int mxfp8;        /* operands of the experts' products are rounded */
   moe_status (*narrow)(moe_context *ctx, void *dst, const float *src, int64_t n);
   moe_status (*widen)(moe_context *ctx, float *dst, const void *src, int64_t n);
   moe_status (*router)(moe_context *ctx, const moe_router_topk_args *args);
@@ -61,10 +64,12 @@ typedef struct dtype_ops {
   }
 MOE_DTYPE_LIST(DEFINE_CONVERSIONS)
 
-#define DTYPE_ENTRY(name, type, NAME)                                                                         \
-  {#name, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, narrow_##name, widen_##name,     \
-   moe_router_topk_##name, moe_router_topk_bwd_##name, moe_blockwise_mm_fwd_##name, moe_blockwise_mm_bwd_##name},
-static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY)};
+#define DTYPE_OPS(text, mxfp8, name, type, NAME)                                                              \
+  {text, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, mxfp8, narrow_##name,             \
+   widen_##name, moe_router_topk_##name, moe_router_topk_bwd_##name, moe_blockwise_mm_fwd_##name,             \
+   moe_blockwise_mm_bwd_##name},
+#define DTYPE_ENTRY(name, type, NAME) DTYPE_OPS(#name, 0, name, type, NAME)
+static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY) DTYPE_OPS("mxfp8", 1, bf16, moe_bf16, BF16)};
 
 /* ------------------------------------------------------------------------------------------------------- the model */
 
@@ -262,13 +267,16 @@ static void loss_rows(void *arg, int64_t item) {
 
 /* ---------------------------------------------------------------------------------- the layer: the library at work */
 
-/* What the forward and the backward are both told. */
+/* What the forward and the backward are both told. MXFP8: e4m3fn, scales that no number saturates under. */
 static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
+  const moe_mx_rounding mxfp8 = {.enabled = m->dtype->mxfp8, .element = MOE_ELEMENT_E4M3FN,
+    .scale_rule = MOE_SCALE_ROUND_UP, .cast = MOE_CAST_SATURATE};
   return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK,
     .max_rows = m->T * m->K, .hidden_states = l->input, .expert_affinities_masked = l->affinities,
     .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low,
     .token_position_to_id = l->ids, .block_to_expert = l->block_expert, .conditions = l->condition,
-    .config = {.activation = MOE_ACT_SILU}};
+    .config = {.activation = MOE_ACT_SILU},
+    .mx = {.activations = mxfp8, .weights = mxfp8, .gradients = mxfp8, .weight_grads = m->dtype->mxfp8}};
 }
 
 /* h = moe(h). Route the rows, group them by expert into blocks, run the experts. */
@@ -463,7 +471,7 @@ static uint64_t model_hash(const model *m) {
 static const dtype_ops *find_dtype(const char *name) {
   size_t i = 0, count = sizeof DTYPES / sizeof *DTYPES;
   while (i < count && strcmp(DTYPES[i].name, name)) i++;
-  if (i == count) die(2, "--dtype must be bf16, fp16 or f32, not \"%s\"", name);
+  if (i == count) die(2, "--dtype must be bf16, fp16, f32 or mxfp8, not \"%s\"", name);
   return &DTYPES[i];
 }
 
@@ -475,18 +483,23 @@ int main(int argc, char **argv) {
   static pool threads;
   pool_start(&threads, o.threads);
   model *moe = model_new(&t, dtype, &threads, E, K, I, o.seed);
-  model *dense = model_new(&t, dtype, &threads, 1, 1, I * K, o.seed);
+  model *other = dtype->mxfp8 ? model_new(&t, find_dtype("bf16"), &threads, E, K, I, o.seed)
+                              : model_new(&t, dtype, &threads, 1, 1, I * K, o.seed);
   printf("moe.h %d.%d.%d: %s on %s, %d thread%s; %zu bytes of text in %" PRId64 " files, every tenth chunk held out\n",
          MOE_VERSION_MAJOR, MOE_VERSION_MINOR, MOE_VERSION_PATCH, dtype->name, moe_isa_name(moe_isa_active()),
          threads.threads, threads.threads == 1 ? "" : "s", t.size, t.files);
-  printf("moe: %d layers, %d of %d experts of %d x %d; dense: one expert of %d x %d\n", LAYERS, K, E, H, I, H, I * K);
+  printf("moe: %d layers, %d of %d experts of %d x %d; ", LAYERS, K, E, H, I);
+  if (dtype->mxfp8) puts("bf16: the same without rounding to MXFP8");
+  else printf("dense: one expert of %d x %d\n", H, I * K);
   puts("loss: bits per byte; GFLOP/s: of the experts; load: fewest, mean and most tokens of an expert in a batch");
 
-  curve curves[2] = {{.name = "moe", .colour = "#0b6e99"}, {.name = "dense", .colour = "#c0562b"}};
-  double moe_bits = train(moe, &t, &o, &curves[0]);
-  double dense_bits = train(dense, &t, &o, &curves[1]);
-  printf("heldout bits/byte: %.4f (unigram %.4f, dense baseline of equal active size %.4f)\n", moe_bits,
-         text_unigram_bits(&t), dense_bits);
+  curve curves[2] = {{.name = dtype->mxfp8 ? "mxfp8" : "moe", .colour = "#0b6e99"},
+                     {.name = dtype->mxfp8 ? "bf16" : "dense", .colour = "#c0562b"}};
+  double bits = train(moe, &t, &o, &curves[0]);
+  double other_bits = train(other, &t, &o, &curves[1]);
+  printf("heldout bits/byte: %.4f (unigram %.4f, ", bits, text_unigram_bits(&t));
+  if (dtype->mxfp8) printf("in bf16 %.4f: %+.2f %%)\n", other_bits, 100 * (bits / other_bits - 1));
+  else printf("dense baseline of equal active size %.4f)\n", other_bits);
 
   int64_t load[LAYERS * E];
   for (int i = 0; i < LAYERS * E; i++) load[i] = moe->layers[i / E].load_sum[i % E];
@@ -498,7 +511,7 @@ int main(int argc, char **argv) {
   printf("parameters: %016" PRIx64 "\n", model_hash(moe));
   pool_stop(&threads);
   for (int i = 0; i < 2; i++) free(curves[i].train), free(curves[i].at), free(curves[i].held_out);
-  model_free(moe), model_free(dense);
+  model_free(moe), model_free(other);
   free(t.bytes), free(t.train), free(t.held_out);
   return 0;
 }

@@ -59,7 +59,7 @@ static void test_every_rounding(void **state) {
   for (int64_t i = 0; i < ELEMENTS * RULES * CASTS; i += test_cases(1, 13)) {
     struct problem_options o = plain_options(61000 + (uint64_t)i, dtype, 40, 37);
     o.T = 20;
-    o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN};
+    o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN, NULL, NULL};
     struct problem p;
     use_isa_number(i);
     open_routed(&p, &o, &rng, test_random_chance(&rng, 4));

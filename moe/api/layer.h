@@ -83,11 +83,16 @@ typedef struct moe_mx_rounding {
    Along I groups begin anew at up. Along rows they count an expert's rows in block order. A quantised weight is rounded
    in the backward only, where its groups lie along the other axis. Packed weights cannot be rounded, unless they were
    packed from quantised ones (INVALID_OPTION).
+   With static input scales, an expert's own, x or m is not rounded in groups in the forward, but to what
+   moe_dequantize_scaled makes of what moe_quantize_scaled makes of it under the scale; scale_rule and the layout have
+   no say there then. The last line of the table stays as it is.
    Sources: microxcaling's linear; semantics of nkilib's mlp_bwd_mxfp8 and of moe_cte's MX kernels. */
 typedef struct moe_mx_operands {
   moe_mx_rounding activations, weights, gradients;
   int weight_grads;                /* 1: also the table's last line */
   moe_mx_layout activation_layout; /* in the forward x and m are grouped as a weight in this layout is */
+  const float *gate_up_in_scale;   /* [E] (optional): of x; finite and above 0, activations of 8 bits and enabled */
+  const float *down_in_scale;      /* [E] (optional): of m, likewise */
 } moe_mx_operands;
 
 #include "end.h"

@@ -14,7 +14,7 @@ typedef struct moe_tensor_ {
 } moe_tensor_;
 
 /* The tensors of a call. */
-enum { MOE_TENSORS_MAX_ = 32 };
+enum { MOE_TENSORS_MAX_ = 40 };
 typedef struct moe_tensors_ {
   moe_tensor_ tensor[MOE_TENSORS_MAX_];
   int count;

@@ -32,6 +32,8 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
       {"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved,
        MOE_INPUT_OPTIONAL},
       {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
+      {"scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T, moe_mul4_(l->N, l->I, l->B, saved),
+       saved, MOE_INPUT_OPTIONAL},
       {"output_hidden_states_grad", quantized_grad ? NULL : args->output_hidden_states_grad,
        moe_mul3_(l->T, l->H, size), size, quantized_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
@@ -54,10 +56,10 @@ MOE_FN moe_status moe_backward_check_(moe_context *ctx, void *state, const moe_c
   const uint32_t outputs = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_AFFINITIES_GRAD |
                            MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD | MOE_ACCUMULATE_DOWN_WEIGHT_GRAD |
                            MOE_ACCUMULATE_GATE_UP_BIAS_GRAD | MOE_ACCUMULATE_DOWN_BIAS_GRAD;
-  MOE_TRY(moe_check_layer_options_(ctx, &args->layer));
+  MOE_TRY(moe_check_layer_options_(ctx, &args->layer, call->dtype));
   MOE_TRY(moe_quantized_activation_check_(ctx, "quantized_output_hidden_states_grad",
                                           args->quantized_output_hidden_states_grad));
-  MOE_TRY(moe_check_hints_(ctx, &args->hints, args->layer.B));
+  MOE_TRY(moe_check_hints_(ctx, &args->hints, &args->layer, call->dtype));
   MOE_TRY(moe_check_enum_(ctx, "affinity_option", (int)args->affinity_option, MOE_AFFINITY_OPTION_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "kernel_type", (int)args->kernel_type, MOE_KERNEL_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
@@ -96,7 +98,8 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   moe_plan_layout_(&call->plan, arena, l, backward->args->not_accumulating);
   const int recompute = !backward->args->gate_up_activations_T;
   backward->recomputed = recompute ? moe_take_(arena, checkpoint) : NULL;
-  backward->down_x_rows = moe_down_grad_x_rows_(call, rows, workers);
+  backward->down_x_rows =
+      backward->args->scaled_intermediate_checkpoint_T ? 0 : moe_down_grad_x_rows_(call, rows, workers);
   backward->down_x = (char *)moe_take_(arena, moe_mul3_(backward->down_x_rows, MOE_NR, call->inner_size));
   backward->pre = (char *)moe_take_(arena, pre);
   backward->scaled = pre_scaled ? (char *)moe_take_(arena, pre) : NULL;
@@ -104,7 +107,7 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   backward->decoded_x = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   backward->decoded_output_grad = moe_take_decoded_(arena, call, backward->args->quantized_output_hidden_states_grad);
   backward->rounded_output_grad = moe_take_rounded_(arena, call, &call->round_gradients);
-  backward->rounded_x = recompute ? moe_take_rounded_(arena, call, &call->round_activations) : NULL;
+  backward->rounded_x = recompute ? moe_take_rounded_x_(arena, call) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_NR), 4));
   const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, workers), l->T);
@@ -140,17 +143,29 @@ MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_
     moe_load_row_(kernels->vec, call->dtype, x, backward->x + at * call->size, n);
     backward->dot[row * panels + h0 / MOE_NR] = kernels->vec->dot(c + i * MOE_NR, x, n);
   }
-  kernels->vec->add_rows(sum, summands->token, c, NULL, pre_scaled ? summands->affinity : NULL, summands->rows, n);
+  moe_combine_add_rows_(call, summands, c, NULL, pre_scaled ? summands->affinity : NULL, n, sum);
 }
 
-/* x is rounded as activations, y as gradients. */
-MOE_FN void moe_backward_round_(const moe_blockwise_ *call, moe_weight_grad_ *stage) {
+/* Rows of scaled_intermediate_checkpoint_T. */
+MOE_FN void moe_backward_load_scaled_(const void *arg, int64_t row, int64_t rows, int64_t column, int64_t n, float *x) {
+  const moe_backward_ *backward = (const moe_backward_ *)arg;
+  for (int64_t at = 0, run; at < rows; at += run) {
+    run = moe_checkpoint_run_(&backward->call, row + at, row + rows);
+    moe_checkpoint_load_(&backward->call, backward->args->scaled_intermediate_checkpoint_T, row + at, run, 1, 0, column,
+                         n, x + at * MOE_NR);
+  }
+}
+
+/* What both weight gradients have of the call: x is rounded as activations, y as gradients. */
+MOE_FN void moe_backward_weight_(const moe_blockwise_ *call, moe_weight_grad_ *stage) {
+  if (call->rounds_sums) stage->slot = call->plan.slot;
+  stage->B = call->layer.B;
   if (!call->layer.mx.weight_grads) return;
   if (call->round_activations.enabled) stage->x.round = &call->round_activations;
   if (call->round_gradients.enabled) stage->y.round = &call->round_gradients;
 }
 
-/* The down weight's gradient, for the experts and panels in down_x. */
+/* The down weight's gradient, for the experts and panels in down_x, or for all from the checkpoint. */
 MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_down_grad_ *from,
                                       moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
@@ -159,7 +174,9 @@ MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_d
   stage->group = &from->group;
   stage->x.panels = from->down_x;
   stage->x.dtype = call->inner_dtype;
-  moe_backward_round_(call, stage);
+  if (backward->args->scaled_intermediate_checkpoint_T) stage->x.load = moe_backward_load_scaled_;
+  stage->x.source = backward;
+  moe_backward_weight_(call, stage);
   stage->y.rows = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
   stage->y.dtype = call->dtype;
   stage->m = l->I;
@@ -177,9 +194,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
   if (backward->recomputed) {
-    call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, backward->x, backward->rounded_x,
-                                     call->layer.mx.activation_layout);
-    moe_gate_up_ gate_up = {call, NULL, backward->recomputed};
+    moe_round_x_(ctx, call, backward->x, backward->rounded_x);
+    moe_gate_up_ gate_up = {call, NULL, backward->recomputed, NULL};
     moe_expert_stage_ stage;
     moe_gate_up_stage_(&gate_up, &stage);
     const moe_work_ work = moe_expert_stage_work_(&stage);
@@ -202,7 +218,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   down_grad->bias_dtype = backward->weight_grad_dtype;
   down_grad->accumulate = (args->accumulate & MOE_ACCUMULATE_GATE_UP_BIAS_GRAD) != 0;
   down_grad->down_x_rows = backward->down_x_rows;
-  moe_down_grad_start_(down_grad, args->down_proj_weight_grad ? backward->down_x : NULL);
+  const int wants_x = args->down_proj_weight_grad && !args->scaled_intermediate_checkpoint_T;
+  moe_down_grad_start_(down_grad, wants_x ? backward->down_x : NULL);
   while (moe_down_grad_more_(down_grad)) {
     moe_down_grad_next_(down_grad);
     moe_expert_stage_ stage;
@@ -238,7 +255,7 @@ MOE_FN void moe_backward_gate_up_weight_(const moe_backward_ *backward, moe_weig
   stage->group = &call->group;
   stage->x.rows = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
   stage->x.dtype = call->dtype;
-  moe_backward_round_(call, stage);
+  moe_backward_weight_(call, stage);
   stage->y.rows = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
   stage->y.dtype = call->inner_dtype;
   stage->m = stage->m_to = l->H;

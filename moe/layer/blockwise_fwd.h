@@ -46,6 +46,8 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
        "and down_activations are not saved by SHARD_ON_I_HYBRID"},
       {moe_is_mx_spec_(spec) && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by the MX specs"},
+      {args->scaled_intermediate_checkpoint_T != NULL, "scaled_intermediate_checkpoint_T",
+       "is not saved by any spec, but by blockwise_mm_fwd_mxfp8"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
        "must be POST_SCALE for SHARD_ON_BLOCK_MX"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
@@ -83,8 +85,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   const moe_blockwise_mm_fwd_args *args = forward->args = (const moe_blockwise_mm_fwd_args *)call->args;
   const moe_blockwise_layer *l = &args->layer;
   const moe_cte_spec spec = args->device.spec;
-  MOE_TRY(moe_check_layer_options_(ctx, l));
-  MOE_TRY(moe_check_hints_(ctx, &args->hints, l->B));
+  MOE_TRY(moe_check_layer_options_(ctx, l, call->dtype));
+  MOE_TRY(moe_check_hints_(ctx, &args->hints, l, call->dtype));
   MOE_TRY(moe_check_enum_(ctx, "device.spec", (int)spec, MOE_CTE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "device.check_limits", args->device.check_limits));
   MOE_TRY(moe_check_flag_(ctx, "device.output_shape", args->device.output_shape));
@@ -108,6 +110,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   const moe_tensor_ own[] = {
       {"gate_up_activations_T", args->gate_up_activations_T, pre, saved, MOE_OUTPUT_OPTIONAL},
       {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL},
+      {"scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T, moe_mul4_(l->N, l->I, l->B, saved),
+       saved, MOE_OUTPUT_OPTIONAL},
       {"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT},
   };
   moe_layer_list_(&forward->call, dropping, tensors);
@@ -149,7 +153,7 @@ MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers)
   const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_DOWN_STAGE_SLOTS_) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
-  forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
+  forward->rounded = moe_take_rounded_x_(arena, call);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(down_rows, l->H, 4)) : NULL;
   const moe_scratch_needs_ needs = {rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers),
                                     0};
@@ -198,9 +202,8 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ 
                    (char *)forward->args->down_activations +
                        (call->plan.slot[summands->row[i]] * l->H + h0) * call->checkpoint_size,
                    c + i * MOE_NR, n);
-  kernels->vec->add_rows(sum, summands->token, c, bias,
-                         l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows,
-                         n);
+  moe_combine_add_rows_(call, summands, c, bias,
+                        l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, n, sum);
 }
 
 /* Zeroes the rows of a device-shaped output that are not a token's sum. */
@@ -215,7 +218,8 @@ MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
 
 /* Whether m is rounded to MX in layouts in which a panel does not hold whole groups. */
 MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
-  return call->round_activations.enabled && call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN;
+  const moe_mx_operands *mx = &call->layer.mx;
+  return mx->activations.enabled && !mx->down_in_scale && mx->activation_layout != MOE_MX_LAYOUT_PLAIN;
 }
 
 MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
@@ -242,15 +246,17 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
-  call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
+  moe_round_x_(ctx, call, x, forward->rounded);
   if (call->plan.rows > MOE_DOWN_STAGE_ROWS_ * moe_group_experts_(&call->group)) forward->down = NULL;
-  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
-  moe_checkpoint_zero_ zero = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
+  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T, args->scaled_intermediate_checkpoint_T};
+  moe_checkpoint_zero_ zero = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations,
+                               (char *)args->scaled_intermediate_checkpoint_T};
   moe_expert_stage_ gate_up_stage, down_stage;
   moe_gate_up_stage_(&gate_up, &gate_up_stage);
   moe_forward_down_stage_(forward, &down_stage);
-  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {zero.gate_up || zero.down ? l->N : 0, moe_checkpoint_zero_item_, &zero, NULL}};
+  const moe_work_ first[] = {
+      moe_expert_stage_work_(&gate_up_stage),
+      {zero.gate_up || zero.down || zero.scaled ? l->N : 0, moe_checkpoint_zero_item_, &zero, NULL}};
   const moe_work_ down_products = moe_expert_stage_work_(&down_stage);
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);

@@ -1,11 +1,12 @@
-/* Activation checkpoints: gate and up pre-activations [N,2,I,B], block rows innermost, and down outputs [N,B,H]. */
+/* Activation checkpoints: gate and up pre-activations [N,2,I,B] and a*m [N,I,B], block rows innermost, and down outputs
+   [N,B,H]. */
 #ifndef MOE_LAYER_CHECKPOINT_H
 #define MOE_LAYER_CHECKPOINT_H
 
-/* First element of (slot, gate or up, column i); column i+1 is B elements further. */
-MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int64_t up, int64_t i) {
+/* First element of (slot, part of `parts`, column i); column i+1 is B elements further. Of two parts 0 is the gate. */
+MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int64_t parts, int64_t part, int64_t i) {
   const moe_blockwise_layer *l = &call->layer;
-  return ((slot / l->B * 2 + up) * l->I + i) * l->B + slot % l->B;
+  return ((slot / l->B * parts + part) * l->I + i) * l->B + slot % l->B;
 }
 
 /* A run: how many rows from `row` on, at most 64 and before `end`, are neighbours in one block. */
@@ -17,22 +18,22 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
 }
 
 /* Stores columns [i0, i0+n) of a run of rows from x, whose rows are 64 apart. */
-MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows, int64_t up,
-                                  int64_t i0, int64_t n, const float *x) {
+MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows,
+                                  int64_t parts, int64_t part, int64_t i0, int64_t n, const float *x) {
   float columns[MOE_NR * MOE_NR];
   call->group.kernels->vec->transpose_words(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
   call->group.kernels->vec->store_rows[call->checkpoint_dtype](
-      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
+      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
       call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
 }
 
 /* The reverse. Whole vectors are transposed without a copy. */
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
-                                 int64_t up, int64_t i0, int64_t n, float *x) {
+                                 int64_t parts, int64_t part, int64_t i0, int64_t n, float *x) {
   float columns[MOE_NR * MOE_NR];
   const moe_kernels *kernels = call->group.kernels;
   const moe_rows_ saved = {(const char *)checkpoint +
-                               moe_checkpoint_at_(call, call->plan.slot[row], up, i0) * call->checkpoint_size,
+                               moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
   const int whole = n == MOE_NR && rows % (MOE_NR / 2) == 0;
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
@@ -52,7 +53,7 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
-  const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, skip, i0) * size;
+  const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, 2, skip, i0) * size;
   moe_prefetch_rows_(prefetch, at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
                      moe_min_(rows, B - slot % B) * size);
   prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
@@ -60,7 +61,7 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
 
 typedef struct moe_checkpoint_zero_ {
   const moe_blockwise_ *call;
-  char *gate_up, *down; /* either may be NULL */
+  char *gate_up, *down, *scaled; /* each may be NULL */
 } moe_checkpoint_zero_;
 
 /* Work item: zeroes block b's slots that are no rows. */
@@ -76,8 +77,9 @@ MOE_FN void moe_checkpoint_zero_item_(void *arg, int64_t b, moe_worker_ *worker)
     if (!used[r] && zero->down) memset(zero->down + (b * l->B + r) * l->H * size, 0, (size_t)((end - r) * l->H * size));
     for (int64_t i = 0; i < 2 * l->I && zero->gate_up; i++)
       if (!used[r] || (call->glu.skip_gate && i < l->I))
-        memset(zero->gate_up + (moe_checkpoint_at_(call, b * l->B + r, 0, 0) + i * l->B) * size, 0,
-               (size_t)((end - r) * size));
+        memset(zero->gate_up + moe_checkpoint_at_(call, b * l->B + r, 2, 0, i) * size, 0, (size_t)((end - r) * size));
+    for (int64_t i = 0; i < l->I && zero->scaled && !used[r]; i++)
+      memset(zero->scaled + moe_checkpoint_at_(call, b * l->B + r, 1, 0, i) * size, 0, (size_t)((end - r) * size));
   }
 }
 

@@ -193,6 +193,33 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   }
 }
 
+/* Adds rows x + bias, times scale, to their tokens' sums; bias and scale may be NULL. Sums that are rounded after each
+   block are after each row: a token has one in a block. */
+MOE_FN void moe_combine_add_rows_(const moe_blockwise_ *call, const moe_combine_rows_ *rows, const float *x,
+                                  const float *bias, const float *scale, int64_t n, float *sum) {
+  const moe_vec_table_ *vec = call->group.kernels->vec;
+  if (!call->rounds_sums) vec->add_rows(sum, rows->token, x, bias, scale, rows->rows, n);
+  for (int64_t i = 0; i < rows->rows && call->rounds_sums; i++) {
+    float *to = sum + rows->token[i] * MOE_NR, rounded[MOE_NR]; /* room for any type */
+    vec->add_rows(to, NULL, x + i * MOE_NR, bias, scale ? scale + i : NULL, 1, n);
+    moe_store_row_(vec, call->dtype, rounded, to, n);
+    moe_load_row_(vec, call->dtype, to, rounded, n);
+  }
+}
+
+/* An item's tokens' sums begin as zero or, if they are rounded after each block, as what they are added to. */
+MOE_FN void moe_combine_begin_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens, float *sum) {
+  const moe_blockwise_ *call = stage->call;
+  const int64_t chunk_tokens = call->plan.chunk_tokens, t0 = item->chunk * chunk_tokens;
+  for (int64_t p = 0; p < item->panels; p++, sum += chunk_tokens * MOE_NR) {
+    const int64_t h0 = (item->panel + p) * MOE_NR;
+    memset(sum, 0, (size_t)(tokens * MOE_NR) * sizeof *sum);
+    if (stage->output && stage->accumulate && call->rounds_sums)
+      moe_add_stored_(call->group.kernels, sum, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
+                      call->dtype, tokens, moe_min_(MOE_NR, call->layer.H - h0));
+  }
+}
+
 /* Stores the sums of an item's tokens. */
 MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens, float *sum) {
   const moe_blockwise_ *call = stage->call;
@@ -200,7 +227,7 @@ MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ 
   for (int64_t p = 0; p < item->panels; p++, sum += chunk_tokens * MOE_NR) {
     const int64_t h0 = (item->panel + p) * MOE_NR, n = moe_min_(MOE_NR, call->layer.H - h0);
     moe_store_sums_(call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
-                    call->dtype, sum, tokens, n, stage->accumulate);
+                    call->dtype, sum, tokens, n, stage->accumulate && !call->rounds_sums);
   }
 }
 
@@ -214,8 +241,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t index, moe_worker_ *worker) {
   moe_combine_split_item_(call, index, &item);
   const int64_t tokens = moe_min_(plan->chunk_tokens, call->layer.T - item.chunk * plan->chunk_tokens),
                 end = plan->chunk_first[item.chunk + 1];
-  for (int64_t p = 0; p < item.panels; p++)
-    memset(scratch.sum + p * plan->chunk_tokens * MOE_NR, 0, (size_t)(tokens * MOE_NR) * sizeof *scratch.sum);
+  moe_combine_begin_(stage, &item, tokens, scratch.sum);
   for (int64_t at = plan->chunk_first[item.chunk], prefetched = at, run_end; at < end; at = run_end) {
     moe_prefetch_ next;
     run_end = moe_combine_run_end_(plan, at, end);

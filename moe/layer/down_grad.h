@@ -118,8 +118,8 @@ MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t expert, int
   if (down_x) moe_prefetch_to_write_(down_x, MOE_NR * size, NULL, glu->rows, glu->n * size);
   if (!stage->nt)
     moe_prefetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
-  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
-  moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
+  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 2, 0, i0, glu->n, glu->gate);
+  moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 2, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels->vec->glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_NR] = glu->dot[i];

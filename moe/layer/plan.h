@@ -65,10 +65,18 @@ MOE_FN int64_t moe_block_expert_(const moe_blockwise_layer *layer, int64_t b) {
   return layer->block_to_expert[b] == layer->E ? -1 : layer->block_to_expert[b];
 }
 
-MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) { return token < 0 || token == layer->T; }
+MOE_FN int64_t moe_valid_tokens_(const moe_blockwise_layer *layer) {
+  return layer->num_valid_tokens ? *layer->num_valid_tokens : layer->T;
+}
+
+MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) {
+  return token < 0 || token >= moe_valid_tokens_(layer);
+}
 
 /* Checks every id before any is used. */
 MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *layer) {
+  if (moe_valid_tokens_(layer) < 0 || moe_valid_tokens_(layer) > layer->T)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "num_valid_tokens", "must be from 0 to T");
   for (int64_t b = 0; b < layer->N; b++) {
     if (layer->conditions && layer->conditions[b] != 0 && layer->conditions[b] != 1)
       return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "conditions", "must hold 0 or 1");

@@ -13,6 +13,10 @@ typedef struct moe_grad_operand_ {
   moe_rows_ rows;          /* row r of the group */
   moe_panel_major_ panels; /* or the rows panel by panel, if this has a base */
   moe_dtype dtype;
+  /* Instead of both, of x only: loads n columns from `column` on of rows [row, row+rows) of the group as floats, 64
+     apart; source: where from. Or NULL. */
+  void (*load)(const void *source, int64_t row, int64_t rows, int64_t column, int64_t n, float *x);
+  const void *source;
   const moe_mx_round_ *round; /* along an expert's rows; or NULL */
 } moe_grad_operand_;
 
@@ -23,6 +27,8 @@ typedef struct moe_weight_grad_ {
   int64_t m_from, m_to;   /*   of which these rows are formed */
   int64_t skip;           /* leading columns of dW, and of y, without a gradient */
   int64_t panels_of_item; /* of B */
+  const int32_t *slot;    /* NULL, or each row's: a block's rows are contracted at a time, and dW rounded after them */
+  int64_t B, row;         /* rows of a block; the expert's row from which on is contracted */
   char *output;
   moe_dtype dtype;
   int accumulate;
@@ -58,7 +64,7 @@ MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, in
    next panel. */
 MOE_FN moe_rows_ moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand, int64_t expert,
                                        int64_t first, int64_t from) {
-  const int64_t row = stage->group->first[expert] + first, size = moe_dtype_bytes_(operand->dtype);
+  const int64_t row = stage->group->first[expert] + stage->row + first, size = moe_dtype_bytes_(operand->dtype);
   moe_rows_ rows = moe_rows_from_(&operand->rows, row);
   rows.base += from * size;
   if (operand->panels.base)
@@ -67,20 +73,43 @@ MOE_FN moe_rows_ moe_weight_grad_rows_(const moe_weight_grad_ *stage, const moe_
   return rows;
 }
 
-/* `count` such rows of n <= 64 columns as a packed panel. */
-MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand, int64_t expert,
-                                  int64_t first, int64_t count, int64_t from, int64_t n, char *panel) {
+/* `count` rows of n <= 64 columns as a packed panel. */
+MOE_FN void moe_weight_grad_pack_rows_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand,
+                                       const moe_rows_ *rows, int64_t count, int64_t n, char *panel) {
   const moe_kernels *kernels = stage->group->kernels;
   const moe_panel_kind_ kind = stage->group->panel;
+  if (operand->round) moe_mx_round_rows_(kernels, operand->round, rows, operand->dtype, count, n, kind, panel);
+  else kernels->gemm->pack_rows[kind][operand->dtype](panel, 0, MOE_NR, rows, count, n);
+}
+
+/* The same of an expert's rows from row `first` of the contraction on. */
+MOE_FN void moe_weight_grad_pack_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand, int64_t expert,
+                                  int64_t first, int64_t count, int64_t from, int64_t n, char *panel) {
   const moe_rows_ rows = moe_weight_grad_rows_(stage, operand, expert, first, from);
-  if (operand->round) moe_mx_round_rows_(kernels, operand->round, &rows, operand->dtype, count, n, kind, panel);
-  else kernels->gemm->pack_rows[kind][operand->dtype](panel, 0, MOE_NR, &rows, count, n);
+  moe_weight_grad_pack_rows_(stage, operand, &rows, count, n, panel);
+}
+
+/* The same of rows of x that are loaded, as many as a group of MX has at a time, into the second half of `room`. */
+MOE_FN void moe_weight_grad_load_(const moe_weight_grad_ *stage, int64_t expert, int64_t first, int64_t count,
+                                  int64_t from, int64_t n, char *panel, char *room) {
+  const moe_kernels *kernels = stage->group->kernels;
+  const moe_grad_operand_ *x = &stage->x;
+  float *loaded = (float *)(void *)(room + moe_b_buffer_bytes_(kernels, stage->group->panel) / 2);
+  char *stored = (char *)(loaded + MOE_MX_GROUP_ * MOE_NR);
+  const moe_rows_ rows = {stored, MOE_NR * moe_dtype_bytes_(x->dtype), NULL};
+  for (int64_t at = 0, some; at < count; at += some) {
+    some = moe_min_(MOE_MX_GROUP_, count - at);
+    x->load(x->source, stage->group->first[expert] + stage->row + first + at, some, from, n, loaded);
+    kernels->vec->store_rows[x->dtype](stored, rows.stride, NULL, loaded, some, n);
+    moe_weight_grad_pack_rows_(stage, x, &rows, some, n, panel + moe_panel_bytes_(stage->group->panel, at));
+  }
 }
 
 /* The memory that they are read from. */
 MOE_FN void moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand, int64_t expert,
                                    int64_t first, int64_t count, int64_t from, int64_t n, moe_prefetch_ *prefetch) {
   const moe_rows_ rows = moe_weight_grad_rows_(stage, operand, expert, first, from);
+  if (operand->load) count = 0;
   moe_prefetch_rows_(prefetch, rows.base, NULL, rows.index, rows.stride, count, n * moe_dtype_bytes_(operand->dtype));
 }
 
@@ -95,7 +124,8 @@ MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels,
   for (int64_t at = 0; at < k; at += step) {
     const int64_t count = moe_min_(step, k - at);
     char *panel = a->is_panel ? to + moe_panel_bytes_(kind, at) : room;
-    moe_weight_grad_pack_(stage, &stage->x, a->expert, from + at, count, a->column, a->rows, panel);
+    if (stage->x.load) moe_weight_grad_load_(stage, a->expert, from + at, count, a->column, a->rows, panel, room);
+    else moe_weight_grad_pack_(stage, &stage->x, a->expert, from + at, count, a->column, a->rows, panel);
     if (a->is_panel) continue;
     moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4,
                          kernels->gemm->blocking.kc_bytes[kind]);
@@ -218,10 +248,10 @@ MOE_FN void moe_weight_grad_multiply_(const moe_weight_grad_ *stage, const moe_s
   moe_multiply_(&gemm);
 }
 
-/* All rows of dW, `panels` panels of columns from n0 on. B is packed behind C. */
+/* All rows of dW, `panels` panels of columns from n0 on, over k rows of the expert. B is packed behind C. */
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
-                                     int64_t n0, int64_t panels, const moe_prefetch_ *next) {
-  const int64_t k = moe_group_rows_(stage->group, expert), bytes = moe_panel_bytes_(stage->group->panel, k);
+                                     int64_t k, int64_t n0, int64_t panels, const moe_prefetch_ *next) {
+  const int64_t bytes = moe_panel_bytes_(stage->group->panel, k);
   const int64_t kc = moe_kc_(&stage->group->kernels->gemm->blocking, stage->group->panel, MOE_MC, k);
   char *packed = (char *)scratch->c + panels * MOE_GRAD_C_BYTES_;
   moe_a_ a, a_next;
@@ -259,20 +289,36 @@ MOE_FN void moe_weight_grad_first_reads_(void *arg, int64_t index, moe_prefetch_
                          prefetch);
 }
 
+/* How many of an expert's rows, from stage->row on, are contracted at a time. */
+MOE_FN int64_t moe_weight_grad_k_(const moe_weight_grad_ *stage, int64_t expert) {
+  const int64_t rest = moe_group_rows_(stage->group, expert) - stage->row;
+  if (!stage->slot || rest <= 0) return rest;
+  const int32_t *slot = stage->slot + stage->group->first[expert] + stage->row;
+  int64_t k = 1;
+  while (k < rest && slot[k] / stage->B == slot[0] / stage->B) k++;
+  return k;
+}
+
 /* An expert without rows still gets its gradient, zero. */
 MOE_FN void moe_weight_grad_item_(void *arg, int64_t index, moe_worker_ *worker) {
   const moe_weight_grad_ *stage = (const moe_weight_grad_ *)arg;
+  moe_weight_grad_ part = *stage;
   moe_scratch_ scratch;
   moe_prefetch_ next;
-  int64_t expert, n0, end;
+  int64_t expert, first, end;
   moe_scratch_at_(stage->group, worker, NULL, 0, &scratch);
   scratch.c = (float *)(void *)(scratch.a_packed + moe_a_packed_bytes_(stage->group, MOE_NR, 1));
   moe_next_reads_(worker, &next);
-  moe_weight_grad_split_item_(stage, index, &expert, &n0, &end);
+  moe_weight_grad_split_item_(stage, index, &expert, &first, &end);
   const int64_t rows = moe_group_rows_(stage->group, expert);
-  const int64_t step = moe_weight_grad_panels_(stage->group, rows, moe_ceil_div_(end - n0, MOE_NR));
-  for (; n0 < end; n0 += step * MOE_NR)
-    moe_weight_grad_columns_(stage, &scratch, expert, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_NR)), &next);
+  const int64_t step = moe_weight_grad_panels_(stage->group, rows, moe_ceil_div_(end - first, MOE_NR));
+  do {
+    const int64_t k = moe_weight_grad_k_(&part, expert);
+    for (int64_t n0 = first; n0 < end; n0 += step * MOE_NR)
+      moe_weight_grad_columns_(&part, &scratch, expert, k, n0, moe_min_(step, moe_ceil_div_(end - n0, MOE_NR)), &next);
+    part.row += k;
+    part.accumulate = 1;
+  } while (part.row < rows);
 }
 
 /* The group's rows must be known. */

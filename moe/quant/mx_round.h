@@ -7,6 +7,7 @@ typedef struct moe_mx_round_ {
   moe_element_format_ format;
   moe_scale_ rule;
   moe_cast_ cast;
+  float scale; /* of all elements; 0: E8M0 scales of groups, by the rule */
 } moe_mx_round_;
 
 MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
@@ -31,6 +32,13 @@ MOE_FN void moe_mx_round_init_(moe_mx_round_ *r, const moe_mx_rounding *rounding
 /* One group of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
+  if (r->scale > 0) {
+    kernels->vec->scale_row(x, 1.0f / r->scale, n);
+    kernels->quant->store_codes[1](code, x, n, &r->format, &r->cast);
+    kernels->quant->load_codes[1](x, code, n, &r->format);
+    kernels->vec->scale_row(x, r->scale, n);
+    return;
+  }
   const uint32_t byte = moe_mx_encode_(kernels, &r->format, &r->rule, &r->cast, x, n, code);
   moe_mx_decode_(kernels, &r->format, code, byte, x, n);
 }
