@@ -53,6 +53,7 @@
      moe/api/types.h      status codes, element types, MOE_API
      moe/api/context.h    the context of a call: threads, allocator, error; instruction sets
      moe/api/router.h     the router, its backward, auxiliary losses, sorting tokens into blocks
+     moe/api/routing.h    a routing from each of its forms to the others; experts on several ranks
      moe/api/layer.h      activations, limits, affinities, rounded operands
      moe/api/blockwise.h  the layer, forward and backward
      moe/api/grouped.h    grouped GEMM and its gradients
@@ -139,6 +140,7 @@
 #include "moe/api/types.h"
 #include "moe/api/context.h"
 #include "moe/api/router.h"
+#include "moe/api/routing.h"
 #include "moe/api/layer.h"
 #include "moe/api/blockwise.h"
 #include "moe/api/grouped.h"

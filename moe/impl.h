@@ -116,6 +116,8 @@ MOE_QUICK_BEGIN
 #include "router/topk.h"
 #include "router/topk_bwd.h"
 #include "router/blocks.h"
+#include "router/routing.h"
+#include "router/expert_parallel.h"
 #include "router/loss.h"
 
 #include "quant/convert_dtypes.h"

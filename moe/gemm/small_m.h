@@ -24,14 +24,14 @@ MOE_FN int moe_small_m_is_bf16_(const moe_kernels *kernels, moe_product_ product
 
 /* Whether rows are few enough for columns that are transposed. */
 MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows) {
-  const int few = 2 * rows <= kernels->gemm->blocking.small_m_columns_rows * moe_dtype_bytes_(b->dtype);
-  return kernels->gemm->small_m_columns[product] && few && moe_b_transposes_(b);
+  return kernels->gemm->small_m_columns[product] && rows <= kernels->blocking->small_m_columns_rows[b->dtype] &&
+         moe_b_transposes_(b);
 }
 
 /* For so many rows of A; keep: they are packed whole, which the last two want. */
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows,
                                         int keep) {
-  const moe_blocking_ *blocking = &kernels->gemm->blocking;
+  const moe_blocking_ *blocking = kernels->blocking;
   const int few_of_codes = rows <= blocking->small_m_codes_rows;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
   if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
@@ -39,7 +39,7 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
   if (b->panel || b->transposed) return MOE_ALGORITHM_PACKED_;
   const int bf16 = moe_small_m_is_bf16_(kernels, product, b->dtype);
-  const int64_t few = bf16 ? MOE_SMALL_M_BF16 : blocking->small_m_plain_rows[b->dtype];
+  const int64_t few = bf16 ? blocking->small_m_bf16_rows : blocking->small_m_plain_rows[b->dtype];
   return rows <= few ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
 }
 
@@ -178,7 +178,7 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
 /* What a product of panels [p, p+panels) with so many rows reads first. */
 MOE_FN void moe_b_reads_first_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t p,
                                int64_t panels, int64_t rows, moe_prefetch_ *prefetch) {
-  const moe_blocking_ *blocking = &kernels->gemm->blocking;
+  const moe_blocking_ *blocking = kernels->blocking;
   const moe_panel_kind_ kind = kernels->gemm->panel[product];
   const int64_t kc = moe_kc_(blocking, kind, rows, b->k), k = moe_min_(kc, b->k);
   const int64_t first = moe_run_first_(panels, moe_prefetch_runs_(blocking, kind, b, panels, k, rows), 1);

@@ -45,7 +45,8 @@ MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t workers) {
   const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_FLOATS_F32_ : MOE_COMBINE_FLOATS_BF16_;
   const int64_t fit = moe_max_(1, floats / moe_combine_panel_floats_(call));
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
-  int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(workers, chunks, panels, fit));
+  int64_t parts =
+      moe_ceil_div_(panels, moe_panels_per_item_(call->group.kernels->blocking, workers, chunks, panels, fit));
   while (parts < panels && chunks * parts % workers != 0) parts++;
   return parts;
 }
@@ -166,7 +167,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   const moe_blockwise_ *call = stage->call;
   const moe_group_ *group = &call->group;
   const moe_rows_ order = {stage->a.base, stage->a.stride, call->plan.order};
-  const int64_t step = moe_rows_at_once_(end - at), last = item->panel + item->panels;
+  const int64_t step = moe_rows_at_once_(group->kernels->blocking, end - at), last = item->panel + item->panels;
   moe_b_ b;
   stage->b(call, moe_combine_expert_(&call->plan, at), &b);
   for (; at < end; at += step) {
@@ -178,7 +179,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
       float *sum = scratch->sum + (panel - item->panel) * call->plan.chunk_tokens * MOE_NR;
       moe_combine_product_ product = {stage, &rows, panel, sum};
       moe_epilogue_ epilogue;
-      count = moe_min_(moe_panels_at_once_(scratch->c_floats, a.rows), last - panel);
+      count = moe_min_(moe_panels_at_once_(group->kernels->blocking, scratch->c_floats, a.rows), last - panel);
       if (stage->products) {
         moe_combine_add_stored_(&product, scratch->c, count);
         continue;

@@ -78,7 +78,7 @@ MOE_FN char *moe_panel_major_at_(const moe_group_ *group, const moe_panel_major_
 /* Bytes of rows of k elements packed, and of two rows more (see moe_ukernel_). Small-m kernels may pack them as float,
    which takes no more: up to kc_short_rows rows, an element has four bytes of a kc block. */
 MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const moe_blocking_ *blocking = &group->kernels->gemm->blocking;
+  const moe_blocking_ *blocking = group->kernels->blocking;
   const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(blocking, group->panel, rows)));
   return moe_mul_(moe_add_(blocks, 2), blocking->kc_bytes[group->panel]);
 }
@@ -167,14 +167,18 @@ MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const
 /* ---------------------------------------------------------------------------------------------------------- division
    */
 
-/* How many of so many rows to multiply at a time: equal parts of at most MOE_MC. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_equal_part_(rows, MOE_MC); }
+/* How many of so many rows to multiply at a time: equal parts of at most mc. */
+MOE_FN int64_t moe_rows_at_once_(const moe_blocking_ *blocking, int64_t rows) {
+  return moe_equal_part_(rows, blocking->mc);
+}
 
 /* How many panels a work item takes: up to `most`, while each of several workers still gets a few items; there are
    `others` times as many. Results do not depend on it. */
-MOE_FN int64_t moe_panels_per_item_(int64_t workers, int64_t others, int64_t panels, int64_t most) {
+MOE_FN int64_t moe_panels_per_item_(const moe_blocking_ *blocking, int64_t workers, int64_t others, int64_t panels,
+                                    int64_t most) {
   int64_t n = moe_min_(most, panels);
-  while (workers > 1 && n > 1 && others * moe_ceil_div_(panels, n) < 4 * workers) n = moe_ceil_div_(n, 2);
+  while (workers > 1 && n > 1 && others * moe_ceil_div_(panels, n) < blocking->items_per_worker * workers)
+    n = moe_ceil_div_(n, 2);
   return n;
 }
 

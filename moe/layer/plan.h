@@ -97,14 +97,6 @@ MOE_FN moe_status moe_plan_check_(moe_context *ctx, const moe_blockwise_layer *l
   return MOE_OK;
 }
 
-MOE_FN void moe_prefix_sums_(int64_t *first, int64_t *count, int64_t n) {
-  first[0] = 0;
-  for (int64_t i = 0; i < n; i++) {
-    first[i + 1] = first[i] + count[i];
-    count[i] = 0;
-  }
-}
-
 /* Marks the slots that are rows and counts them by expert and by chunk. */
 MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
   int64_t *by_expert = plan->counters, *by_chunk = plan->counters + layer->E;

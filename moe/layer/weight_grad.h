@@ -54,7 +54,7 @@ MOE_FN int64_t moe_weight_grad_panels_(const moe_group_ *group, int64_t rows, in
   const int64_t usual = MOE_NC_PANELS * MOE_C_FLOATS_((int64_t)MOE_MC) * 4;
   const int64_t room = moe_min_(usual, group->room - moe_a_packed_bytes_(group, MOE_NR, 1));
   const int64_t fit = room / moe_weight_grad_panels_bytes_(group, 1, rows);
-  return moe_equal_part_(panels, moe_max_(1, moe_max_(share, fit)));
+  return moe_equal_part_(panels, moe_max_(1, moe_min_(group->kernels->blocking->nc_panels, moe_max_(share, fit))));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- operands
@@ -128,7 +128,7 @@ MOE_FN void moe_weight_grad_pack_a_(const moe_a_ *a, const moe_kernels *kernels,
     else moe_weight_grad_pack_(stage, &stage->x, a->expert, from + at, count, a->column, a->rows, panel);
     if (a->is_panel) continue;
     moe_transpose_panel_(kernels, kind, room, count, a->rows, to + at / per_word * 4,
-                         kernels->gemm->blocking.kc_bytes[kind]);
+                         kernels->blocking->kc_bytes[kind]);
   }
   moe_fpenv_restore_(saved);
 }
@@ -252,7 +252,7 @@ MOE_FN void moe_weight_grad_multiply_(const moe_weight_grad_ *stage, const moe_s
 MOE_FN void moe_weight_grad_columns_(const moe_weight_grad_ *stage, const moe_scratch_ *scratch, int64_t expert,
                                      int64_t k, int64_t n0, int64_t panels, const moe_prefetch_ *next) {
   const int64_t bytes = moe_panel_bytes_(stage->group->panel, k);
-  const int64_t kc = moe_kc_(&stage->group->kernels->gemm->blocking, stage->group->panel, MOE_MC, k);
+  const int64_t kc = moe_kc_(stage->group->kernels->blocking, stage->group->panel, MOE_MC, k);
   char *packed = (char *)scratch->c + panels * MOE_GRAD_C_BYTES_;
   moe_a_ a, a_next;
   moe_b_ b;
@@ -329,7 +329,7 @@ MOE_FN moe_work_ moe_weight_grad_work_(moe_weight_grad_ *stage) {
                 most = moe_weight_grad_panels_(group, rows, panels);
   const moe_work_ none = {0, NULL, NULL, NULL};
   if (!stage->output) return none;
-  stage->panels_of_item = moe_panels_per_item_(group->workers, experts, panels, most);
+  stage->panels_of_item = moe_panels_per_item_(group->kernels->blocking, group->workers, experts, panels, most);
   const moe_work_ work = {experts * moe_ceil_div_(panels, stage->panels_of_item), moe_weight_grad_item_, stage,
                           moe_weight_grad_first_reads_};
   return work;

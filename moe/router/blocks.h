@@ -141,25 +141,36 @@ MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
   if (last == args->T && !args->skip_token) memset(moe_route_affinity_(route, last, 0), 0, row);
 }
 
+/* Where blocks are written: see moe_route_blocks_args. */
+typedef struct moe_blocks_out_ {
+  int64_t B;
+  int32_t padding, *token_position_to_id, *block_to_expert, *conditions; /* padding: its id */
+} moe_blocks_out_;
+
 /* Pads blocks [block, end), which have n tokens of expert e, and sets their expert and conditions. */
-MOE_FN void moe_route_finish_blocks_(const moe_route_ *route, int64_t block, int64_t end, int64_t n, int64_t e) {
-  const moe_route_blocks_args *args = route->args;
-  const int32_t padding = args->skip_token ? -1 : (int32_t)args->T;
-  for (int64_t i = block * args->B + n; i < end * args->B; i++) args->token_position_to_id[i] = padding;
+MOE_FN void moe_blocks_finish_(const moe_blocks_out_ *out, int64_t block, int64_t end, int64_t n, int64_t e) {
+  for (int64_t i = block * out->B + n; i < end * out->B; i++) out->token_position_to_id[i] = out->padding;
   for (int64_t b = block; b < end; b++) {
-    args->block_to_expert[b] = (int32_t)e;
-    if (args->conditions) args->conditions[b] = (b - block) * args->B < n;
+    out->block_to_expert[b] = (int32_t)e;
+    if (out->conditions) out->conditions[b] = (b - block) * out->B < n;
   }
+}
+
+/* Blocks [block, N), which no expert needs. */
+MOE_FN void moe_blocks_end_(const moe_blocks_out_ *out, int64_t block, int64_t N, int64_t E) {
+  moe_blocks_finish_(out, block, N, 0, E - 1);
+  if (out->conditions) out->conditions[N] = 0;
 }
 
 /* Work item: expert e's blocks; e = E: the blocks that no expert needs. */
 MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
+  const moe_blocks_out_ out = {args->B, args->skip_token ? -1 : (int32_t)args->T, args->token_position_to_id,
+                               args->block_to_expert, args->conditions};
   (void)worker;
   if (e == args->E) {
-    moe_route_finish_blocks_(route, route->first_block[e], args->N, 0, e - 1);
-    if (args->conditions) args->conditions[args->N] = 0;
+    moe_blocks_end_(&out, route->first_block[e], args->N, e);
     return;
   }
   const uint64_t *pair = route->pair + route->first[e];
@@ -174,7 +185,7 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
     if (select ? pair[i] >= kept[0] : n < keep) id[n++] = (int32_t)t;
     else memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
   }
-  moe_route_finish_blocks_(route, route->first_block[e], route->first_block[e + 1], n, e);
+  moe_blocks_finish_(&out, route->first_block[e], route->first_block[e + 1], n, e);
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;
 }
 

@@ -59,7 +59,7 @@ MOE_FN void moe_router_a_(moe_a_ *a, const void *data, moe_dtype dtype, int64_t 
 }
 
 /* Bytes from a packed row of A to the next. */
-MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->gemm->blocking.kc_bytes[MOE_PANEL_F32]; }
+MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->blocking->kc_bytes[MOE_PANEL_F32]; }
 
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache */
 MOE_FN int64_t moe_router_items_(int64_t T) { return moe_ceil_div_(T, MOE_ROUTER_ROWS_); }
