@@ -2,8 +2,9 @@
    forward, backward and its router part, conversions and activations. Whatever the compiler, its flags, the instruction
    set, the number of threads and the byte order, the lines printed must be the same. Needs libc and libm only.
 
-     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large] [--probe]
+     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large] [--more] [--probe]
 
+   --more: of newer operations and options instead, a file of tests/support/hash_*.h each.
    --threads N with N > 1 hands the work out in a random order, to real threads where it is compiled with
    BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA;
    --probe only asks that. */
@@ -217,6 +218,8 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
   }
 }
 
+#include "support/hash_options.h"
+
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
     if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
@@ -226,10 +229,15 @@ static int limit_isa(const char *name) {
 
 int main(int argc, char **argv) {
   struct settings set = {.pool = {.seed = 99}};
+  int more = 0;
   for (int i = 1; i < argc; i++) {
     const char *value = i + 1 < argc ? argv[i + 1] : "";
     if (strcmp(argv[i], "--large") == 0) {
       set.large = 1;
+      continue;
+    }
+    if (strcmp(argv[i], "--more") == 0) {
+      more = 1;
       continue;
     }
     if (strcmp(argv[i], "--probe") == 0) return 0;
@@ -240,7 +248,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "--schedule") == 0) {
       set.ctx.schedule = (moe_schedule)strtol(value, NULL, 10);
     } else {
-      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large] [--probe]\n");
+      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large] [--more] [--probe]\n");
       return 2;
     }
     i++;
@@ -253,6 +261,10 @@ int main(int argc, char **argv) {
 #endif
   set.ctx.parallel_for_user = &set.pool;
 #endif
+  if (more) {
+    for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_options(&set, (moe_dtype)dtype);
+    return 0;
+  }
   hash_arrays(&set);
   hash_mx(&set);
   for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_layers(&set, (moe_dtype)dtype);
