@@ -1,5 +1,6 @@
 /* test_stack: what moe.h promises of the stack, by painting it: every public function, and every task that it hands to
    parallel_for, in the shapes, types, storages and options that reach all algorithms, on every instruction set. */
+#include "support/extras.h"
 #include "support/painted_calls.h"
 #include "support/quantized_layer.h"
 #include "support/stored.h"
@@ -56,7 +57,7 @@ static void *use_pack(moe_dtype dtype, moe_pack_weights_args args, size_t *bytes
 
 /* How a layer's operands are given. */
 struct given {
-  int quantized, packed;
+  int quantized, packed, extras; /* extras: as many as there can be, if not 0 */
   const struct stored *x, *grad;
 };
 
@@ -77,6 +78,9 @@ static void give_packed(struct layer *l, const struct given *given, moe_blockwis
 
 /* The operations up to `last`. */
 static void use_layer(struct layer *l, moe_context *ctx, const struct given *given, enum problem_op last) {
+  uint64_t seed = (uint64_t)given->extras;
+  static struct extras extras;
+  if (given->extras) extras = extras_random(&l->p, &seed);
   problem_describe(&l->p, ctx, situation, sizeof situation);
   for (int op = 0; op <= (int)last; op++) {
     struct problem_args args;
@@ -88,17 +92,19 @@ static void use_layer(struct layer *l, moe_context *ctx, const struct given *giv
       packed[0] = (void *)(uintptr_t)forward->packed_gate_up_proj_weight;
       packed[1] = (void *)(uintptr_t)forward->packed_down_proj_weight;
     }
+    if (given->extras) extras_give(&extras, &args);
     if (given->quantized) give_quantized(l, forward), give_quantized(l, backward);
     if (given->x) forward->quantized_hidden_states = backward->quantized_hidden_states = &given->x->a;
     if (given->grad) args.backward.quantized_output_hidden_states_grad = &given->grad->a;
     use_op((enum problem_op)op, ctx, &args);
     free(packed[0]), free(packed[1]);
   }
+  if (given->extras) free(extras.scaled);
 }
 
-static void use_plain(const struct problem_options *o, int packed) {
+static void use_plain(const struct problem_options *o, int packed, int extras) {
   struct layer l;
-  const struct given given = {.packed = packed};
+  const struct given given = {.packed = packed, .extras = extras};
   memset(&l, 0, sizeof l);
   assert_true(problem_open(&l.p, o, NULL, NULL));
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
@@ -123,7 +129,8 @@ static void test_plain(void **state) {
     o.T = s[0], o.H = s[1], o.I = s[2], o.E = s[3], o.K = s[4], o.B = s[5];
     o.dropping = o.empty_expert = 0;
     problem_options_settle(&o);
-    use_plain(&o, i % 2);
+    use_plain(&o, i % 2, 0);
+    if (o.T > 5 && !test_dtype_narrow(dtype)) use_plain(&o, 0, 1 + (int)i);
   }
 }
 
@@ -136,7 +143,10 @@ static void test_options(void **state) {
     o.layer.affinity_mode = (moe_affinity_mode)(i / MOE_ACT_COUNT_);
     o.empty_expert = 0;
     problem_options_settle(&o);
-    use_plain(&o, i % 3 == 0);
+    use_plain(&o, i % 3 == 0, 0);
+    o.mx.weights.enabled = o.mx.activations.enabled = o.mx.gradients.enabled = o.mx.weight_grads = i & 1;
+    o.checkpoint_dtype = test_dtype_number(i);
+    use_plain(&o, 0, 1 + i);
   }
 }
 
@@ -214,7 +224,8 @@ static void test_rounded(void **state) {
     if (quantized && mx_is_x4(s.gate_up.layout)) o.H = 512, o.I = 40;
     if (!quantized) o.H = 33 + i, o.I = 129;
     o.T = i % 2 ? 40 : 5;
-    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN};
+    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN,
+                             NULL, NULL};
     if (quantized && mx_is_x4(s.gate_up.layout)) o.mx.activation_layout = s.gate_up.layout;
     s.gate_up.element = four ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
     s.down = s.gate_up;

@@ -17,32 +17,42 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
   return n;
 }
 
+enum { MOE_CHECKPOINT_SOME_ = MOE_NR / 2 }; /* so many are transposed at a time */
+
 /* Stores columns [i0, i0+n) of a run of rows from x, whose rows are 64 apart. */
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows,
                                   int64_t parts, int64_t part, int64_t i0, int64_t n, const float *x) {
-  float columns[MOE_NR * MOE_NR];
-  call->group.kernels->vec->transpose_words(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
-  call->group.kernels->vec->store_rows[call->checkpoint_dtype](
-      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
-      call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
+  const moe_vec_table_ *vec = call->group.kernels->vec;
+  const int64_t stride = call->layer.B * call->checkpoint_size;
+  float columns[MOE_CHECKPOINT_SOME_ * MOE_NR];
+  char *to =
+      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size;
+  for (int64_t at = 0; at < n; at += MOE_CHECKPOINT_SOME_) {
+    const int64_t some = moe_min_(MOE_CHECKPOINT_SOME_, n - at);
+    vec->transpose_words(columns, MOE_NR_BYTES_, x + at, MOE_NR_BYTES_, rows, some);
+    vec->store_rows[call->checkpoint_dtype](to + at * stride, stride, NULL, columns, some, rows);
+  }
 }
 
 /* The reverse. Whole vectors are transposed without a copy. */
 MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpoint, int64_t row, int64_t rows,
                                  int64_t parts, int64_t part, int64_t i0, int64_t n, float *x) {
-  float columns[MOE_NR * MOE_NR];
+  float columns[MOE_NR * MOE_CHECKPOINT_SOME_];
   const moe_kernels *kernels = call->group.kernels;
-  const moe_rows_ saved = {(const char *)checkpoint +
-                               moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
-                           call->layer.B * call->checkpoint_size, NULL};
-  const int whole = n == MOE_NR && rows % (MOE_NR / 2) == 0;
+  moe_rows_ saved = {(const char *)checkpoint +
+                         moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
+                     call->layer.B * call->checkpoint_size, NULL};
+  const int whole = n == MOE_NR && rows % MOE_CHECKPOINT_SOME_ == 0;
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
     kernels->vec->transpose_words(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
   } else if (whole && kernels->gemm->transpose_u16[call->checkpoint_dtype]) {
     kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
   } else {
-    kernels->vec->load_rows[call->checkpoint_dtype](columns, MOE_NR, &saved, n, rows);
-    kernels->vec->transpose_words(x, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, n, rows);
+    for (int64_t at = 0, some; at < rows; at += some, saved.base += some * call->checkpoint_size) {
+      some = moe_min_(MOE_CHECKPOINT_SOME_, rows - at);
+      kernels->vec->load_rows[call->checkpoint_dtype](columns, MOE_CHECKPOINT_SOME_, &saved, n, some);
+      kernels->vec->transpose_words(x + at * MOE_NR, MOE_NR_BYTES_, columns, MOE_NR_BYTES_ / 2, n, some);
+    }
   }
 }
 

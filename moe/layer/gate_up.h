@@ -41,7 +41,7 @@ MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, const moe_expert_c_ *p,
 /* Saves rows of a*m from `row` on; they are m, but with ON_I. */
 MOE_FN void moe_gate_up_save_scaled_(const moe_gate_up_ *stage, int64_t row, int64_t i0, const moe_glu_rows_ *glu) {
   const moe_blockwise_ *call = stage->call;
-  float am[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
+  float am[2 * MOE_STORE_ROWS_AT_ONCE * MOE_NR]; /* whole squares are transposed, from any row */
   memcpy(am, glu->m, (size_t)(glu->rows * MOE_NR) * sizeof *am);
   for (int64_t i = 0; i < glu->rows && call->layer.config.affinity_mode == MOE_AFFINITY_POST_SCALE; i++)
     call->group.kernels->vec->scale_row(am + i * MOE_NR, call->plan.affinity[row + i], glu->n);

@@ -3,6 +3,7 @@
 #define MOE_FUZZ_WEIGHTS_H
 
 #include "call.h"
+#include "support/extras.h"
 #include "support/problem.h"
 #include "support/quantized.h"
 #include "support/stored.h"
@@ -29,6 +30,7 @@ typedef struct fuzz_layer {
   fuzz_weight weight[2];         /* gate and up, down */
   fuzz_activation activation[2]; /* x, dY */
   int comparable;                /* twin has plain weights */
+  struct extras extras, twin_extras;
 } fuzz_layer;
 
 /* ---------------------------------------------------------------------------------------------------- descriptions */
@@ -156,7 +158,20 @@ static void fuzz_make_activation(fuzz_layer *l, int i, int tensor) {
   stored_plain(&f->s, l->p.o.dtype, l->twin.tensor[tensor].data);
 }
 
+/* The same for both but for the checkpoint. */
+static void fuzz_make_extras(fuzz_layer *l) {
+  const moe_mx_rounding given = l->p.o.mx.activations;
+  l->extras = extras_random(&l->p, &l->rng);
+  if (!l->in->legal) l->extras.in_scales = 0, l->p.o.mx.activations = given;
+  if (fuzz_pick(l->in, 32) == 0) l->extras.limited = 1, l->extras.valid = fuzz_pick(l->in, 2) ? -1 : INT32_MAX;
+  l->twin.o.mx.activations = l->p.o.mx.activations;
+  l->twin_extras = l->extras;
+  const size_t bytes = (size_t)l->extras.count * (size_t)l->extras.element;
+  if (l->extras.scaled) l->twin_extras.scaled = memset(fuzz_memory((int64_t)bytes), 0, bytes);
+}
+
 static void fuzz_close_layer(fuzz_layer *l) {
+  free(l->extras.scaled), free(l->twin_extras.scaled);
   for (int i = 0; i < 2; i++) {
     stored_free(&l->activation[i].s);
     quantized_free(&l->weight[i].q);
@@ -176,6 +191,7 @@ static int fuzz_open_layer(fuzz_layer *l) {
   l->comparable = !test_dtype_narrow(o.dtype) && !o.mx.weights.enabled;
   fuzz_make_weight(l, 0, PT_GATE_UP_WEIGHT), fuzz_make_weight(l, 1, PT_DOWN_WEIGHT);
   fuzz_make_activation(l, 0, PT_HIDDEN_STATES), fuzz_make_activation(l, 1, PT_OUTPUT_GRAD);
+  fuzz_make_extras(l);
   return 1;
 }
 

@@ -9,7 +9,7 @@
 #include "problem.h"
 #include "random.h"
 
-enum { EXTRAS_EXPERTS = 64 };
+enum { EXTRAS_EXPERTS = 3000 };
 
 struct extras {
   moe_dtype accumulation_dtype;
@@ -31,7 +31,8 @@ static inline struct extras extras_random(struct problem *p, uint64_t *s) {
   if (test_random_chance(s, 2)) x.accumulation_dtype = p->o.dtype;
   x.limited = test_random_chance(s, 2);
   x.valid = (int32_t)test_random_range(s, 0, p->o.T);
-  x.in_scales = p->o.E <= EXTRAS_EXPERTS && test_random_chance(s, 3) ? (int)test_random_range(s, 1, 3) : 0;
+  const int can = p->o.E <= EXTRAS_EXPERTS && p->o.mx.activation_layout == MOE_MX_LAYOUT_PLAIN;
+  x.in_scales = can && test_random_chance(s, 3) ? (int)test_random_range(s, 1, 3) : 0;
   for (int i = 0; i < 2 * EXTRAS_EXPERTS; i++)
     x.scale[i / EXTRAS_EXPERTS][i % EXTRAS_EXPERTS] = (float)test_random_range(s, 1, 99) * 0x1p-10f;
   x.hints = p->o.hints;
