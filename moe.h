@@ -96,7 +96,8 @@
         gradients contract, and bias gradients sum, an expert's rows in block order; bias gradients sum dg and du before
         these are rounded. The dot product of two rows in an affinity gradient takes 64 columns at a time, in order: 16
         interleaved chains that begin with +0, added pairwise (chains 8 apart, then 4, 2, 1); <dY,b_d> is added after
-        <dm0,m>. With PRE_SCALE the operands of the gate-and-up weight gradient are a*dg and a*du, rounded once.
+        <dm0,m>. With PRE_SCALE the operands of the gate-and-up weight gradient are a*dg and a*du, rounded once. With
+        accumulation_dtype sums over blocks are rounded after each of them: see moe_blockwise_mm_bwd_args.
      5. Conversions round to nearest even, keep subnormals and overflow to infinity. A NaN that is stored is always the
         same: f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00, e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e; e2m1 has none and stores code
         0. How narrow elements round and overflow `cast` says: see MOE_CAST_SATURATE. Zeros keep their sign.
@@ -123,7 +124,8 @@
                       gate_up_activations_T its size; per thread the most of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB
        per thread     if that is less than the above, 8*(L + 256)*(R + T + 64) bytes and 128 KiB, with L the larger of H
                       and 2*I
-       mx             T*H*s for x, in the backward only without gate_up_activations_T; T*H*s for dY; 2*R*I*s for dg, du
+       mx             T*H*s for x, with gate_up_in_scale R*H*s, in the backward only without gate_up_activations_T;
+                      T*H*s for dY; 2*R*I*s for dg, du
        quantised      T*H*s for each of x and dY
      and a few KiB for each expert, block and chunk of 512 tokens or more.
      Results of at least MOE_NT_MIN_BYTES bytes, 32 MiB unless it is defined where the implementation is, are written by
