@@ -343,6 +343,8 @@ static void test_device_limits(void **state) {
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "conditions");
   args.layer.N = 1, args.gate_up_activations_T = saved;
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "gate_up_activations_T");
+  args.gate_up_activations_T = NULL, args.scaled_intermediate_checkpoint_T = saved;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "scaled_intermediate_checkpoint_T");
   args.layer.B = 128;
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "B");
   args.device.check_limits = 0;
