@@ -113,7 +113,8 @@ version() { # the header's and Meson's are one
 
 example() { # the command that README shows, in a fresh copy without anything built
   mkdir "$work/copy" && cp -r "$root/moe.h" "$root/moe" "$root/examples" "$work/copy" && cd "$work/copy" &&
-    cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h"
+    cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h" &&
+    ./train_lm --dtype mxfp8 --steps 3 "$root/moe.h"
 }
 
 gpt_oss() { # checks itself against the model's formulas
