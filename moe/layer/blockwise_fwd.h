@@ -117,7 +117,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   moe_layer_list_(&forward->call, dropping, tensors);
   if (spec == MOE_CTE_SHARD_ON_I_HYBRID || spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
     tensors->tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
-  if (l->packed_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_gate_up_proj_weight)
+    tensors->tensor[MOE_LAYER_GATE_UP_].role = tensors->tensor[MOE_LAYER_UP_].role = MOE_INPUT_OPTIONAL;
   if (l->packed_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   MOE_LIST_(tensors, own);
   moe_packed_list_(&forward->call.gate_up, "packed_gate_up_proj_weight", l->packed_gate_up_proj_weight, tensors);

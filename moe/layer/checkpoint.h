@@ -39,7 +39,7 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
   if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
     kernels->vec->transpose_words(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
   } else if (whole && kernels->gemm->transpose_u16[call->checkpoint_dtype]) {
-    kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
+    kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, MOE_NR, rows);
   } else {
     kernels->vec->load_rows[call->checkpoint_dtype](columns, MOE_NR, &saved, n, rows);
     kernels->vec->transpose_words(x, MOE_NR_BYTES_, columns, MOE_NR_BYTES_, n, rows);
