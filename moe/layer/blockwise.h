@@ -128,7 +128,16 @@ MOE_FN moe_status moe_check_hints_(moe_context *ctx, const moe_nkilib_hints *hin
 }
 
 /* Lists the layer's own tensors, before any other. */
-enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8, MOE_LAYER_UP_ = 12 }; /* which of them */
+enum { /* which of them */
+       MOE_LAYER_AFFINITIES_ = 1,
+       MOE_LAYER_GATE_UP_ = 2,
+       MOE_LAYER_DOWN_ = 3,
+       MOE_LAYER_IDS_ = 6,
+       MOE_LAYER_BLOCKS_ = 7,
+       MOE_LAYER_CONDITIONS_ = 8,
+       MOE_LAYER_UP_ = 12
+};
+
 /* Bytes of a plain weight of so many parts, or of an expert's. */
 MOE_FN int64_t moe_layer_weight_bytes_(const moe_blockwise_layer *l, int64_t parts, int64_t size) {
   return moe_mul_(moe_mul4_(l->orders.per_expert ? 1 : l->E, l->H, parts, l->I), size);

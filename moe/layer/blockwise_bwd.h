@@ -89,7 +89,7 @@ MOE_FN moe_status moe_backward_check_contents_(moe_context *ctx, const void *sta
   MOE_TRY(moe_check_layer_scales_(ctx, &backward->call));
   MOE_TRY(moe_quantized_activation_check_scales_(ctx, backward->args->quantized_output_hidden_states_grad, l->T, l->H,
                                                  "quantized_output_hidden_states_grad->scales"));
-  return moe_plan_check_(ctx, l);
+  return moe_plan_check_(ctx, &backward->call.plan, l);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -314,7 +314,7 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_ *backward = (moe_backward_ *)state;
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
@@ -335,6 +335,8 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_small_(backward, &grads);
   /* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
+  if (call->plan.pair && want_affinity && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
+    memset(grads.affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &grads, NULL};
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,

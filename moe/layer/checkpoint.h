@@ -1,5 +1,5 @@
 /* Activation checkpoints: gate and up pre-activations [N,2,I,B] and a*m [N,I,B], block rows innermost, and down outputs
-   [N,B,H]. */
+   [N,B,H]. In blocks of one row the columns of a row are neighbours. */
 #ifndef MOE_LAYER_CHECKPOINT_H
 #define MOE_LAYER_CHECKPOINT_H
 
@@ -12,8 +12,9 @@ MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int6
 /* A run: how many rows from `row` on, at most 64 and before `end`, are neighbours in one block. */
 MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
   const int32_t *slot = call->plan.slot;
+  const int64_t B = call->layer.B;
   int64_t n = 1;
-  while (n < MOE_NR && row + n < end && slot[row + n] == slot[row] + n && slot[row + n] % call->layer.B != 0) n++;
+  while (n < MOE_NR && row + n < end && slot[row + n] == slot[row] + n && (B == 1 || slot[row + n] % B != 0)) n++;
   return n;
 }
 
@@ -21,10 +22,16 @@ MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int6
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows,
                                   int64_t parts, int64_t part, int64_t i0, int64_t n, const float *x) {
   float columns[MOE_NR * MOE_NR];
-  call->group.kernels->vec->transpose_words(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
-  call->group.kernels->vec->store_rows[call->checkpoint_dtype](
-      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
-      call->layer.B * call->checkpoint_size, NULL, columns, n, rows);
+  const moe_blockwise_layer *l = &call->layer;
+  const moe_vec_table_ *vec = call->group.kernels->vec;
+  const int64_t size = call->checkpoint_size;
+  char *to = (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * size;
+  if (l->B == 1) {
+    vec->store_rows[call->checkpoint_dtype](to, parts * l->I * size, NULL, x, rows, n);
+    return;
+  }
+  vec->transpose_words(columns, MOE_NR_BYTES_, x, MOE_NR_BYTES_, rows, n);
+  vec->store_rows[call->checkpoint_dtype](to, l->B * size, NULL, columns, n, rows);
 }
 
 /* The reverse. Whole vectors are transposed without a copy. */
@@ -36,7 +43,10 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
                                moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
                            call->layer.B * call->checkpoint_size, NULL};
   const int whole = n == MOE_NR && rows % (MOE_NR / 2) == 0;
-  if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
+  if (call->layer.B == 1) {
+    const moe_rows_ lying = {saved.base, parts * call->layer.I * call->checkpoint_size, NULL};
+    kernels->vec->load_rows[call->checkpoint_dtype](x, MOE_NR, &lying, rows, n);
+  } else if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
     kernels->vec->transpose_words(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
   } else if (whole && kernels->gemm->transpose_u16[call->checkpoint_dtype]) {
     kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, MOE_NR, rows);
@@ -53,7 +63,12 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
+  const int64_t row_bytes = call->layer.I * size;
   const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, 2, skip, i0) * size;
+  if (B == 1) {
+    moe_prefetch_rows_(prefetch, at, skip ? NULL : at + row_bytes, NULL, 2 * row_bytes, rows, n * size);
+    return;
+  }
   moe_prefetch_rows_(prefetch, at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
                      moe_min_(rows, B - slot % B) * size);
   prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
