@@ -252,6 +252,31 @@ static void expert_twice(void **state) {
   for (int k = 0; k < K; k++) assert_true(dw[2][k] == 0.0f && !(dw[1][k] == 0.0f));
 }
 
+/* No tokens: nothing is read, weight gradients are 0, or stay. */
+static void no_tokens(void **state) {
+  (void)state;
+  static float gate_up[E][H][2][I], down[E][I][H], room[1 << 14], dgate_up[E][H][2][I], ddown[E][I][H];
+  moe_context ctx = {0};
+  moe_layer l = {.T = 0,
+                 .H = H,
+                 .I = I,
+                 .E = E,
+                 .K = K,
+                 .gate_up = gate_up,
+                 .down = down,
+                 .workspace = room,
+                 .workspace_bytes = sizeof room};
+  moe_layer_grads g = {.gate_up = dgate_up, .down = ddown, .accumulate = MOE_ACCUMULATE_DOWN_WEIGHT_GRAD};
+  memset(dgate_up, 1, sizeof dgate_up), memset(ddown, 1, sizeof ddown);
+  size_t bytes = 1;
+  assert_int_equal(moe_layer_saved_bytes_f32(&ctx, &l, &bytes), MOE_OK);
+  assert_int_equal(bytes, 0);
+  assert_int_equal(moe_layer_forward_f32(&ctx, &l, NULL, NULL), MOE_OK);
+  assert_int_equal(moe_layer_backward_f32(&ctx, &l, NULL, NULL, &g), MOE_OK);
+  for (size_t i = 0; i < sizeof ddown; i++) assert_int_equal(((char *)ddown)[i], 1);
+  for (size_t i = 0; i < sizeof dgate_up; i++) assert_int_equal(((char *)dgate_up)[i], 0);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- refused */
 
 static void refused(void **state) {
@@ -325,6 +350,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(as_blockwise),
       cmocka_unit_test(expert_twice),
+      cmocka_unit_test(no_tokens),
       cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,7 +5,7 @@
 #include "support/problem.h"
 #include "support/test.h"
 
-enum { CONFIGURATIONS = 120 };
+enum { CONFIGURATIONS = 80 };
 
 struct weights {
   struct ordered gate_up, down, gate_up_grad, down_grad;

@@ -32,6 +32,11 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
   moe_quantized_activation_list_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
                                  "quantized_output_hidden_states_grad->scales", tensors);
   const moe_tensor_ own[] = {
+      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, gate_up, grad, MOE_OUTPUT_OPTIONAL},
+      {"up_proj_weight_grad", l->orders.up_apart ? args->up_proj_weight_grad : NULL, gate_up, grad,
+       MOE_OUTPUT_OPTIONAL},
+      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_layer_weight_bytes_(l, 1, grad), grad,
+       MOE_OUTPUT_OPTIONAL},
       {"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved,
        MOE_INPUT_OPTIONAL},
       {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
@@ -42,18 +47,12 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
       {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity,
        MOE_OUTPUT_OPTIONAL},
-      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, gate_up, grad, MOE_OUTPUT_OPTIONAL},
-      {"up_proj_weight_grad", l->orders.up_apart ? args->up_proj_weight_grad : NULL, gate_up, grad,
-       MOE_OUTPUT_OPTIONAL},
-      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_layer_weight_bytes_(l, 1, grad), grad,
-       MOE_OUTPUT_OPTIONAL},
       {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad,
        MOE_OUTPUT_OPTIONAL},
       {"down_proj_bias_grad", args->down_proj_bias_grad, moe_mul3_(l->E, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
   };
-  const int weight_grads = tensors->count + 5;
+  if (l->orders.per_expert) tensors->each |= (uint64_t)7 << tensors->count; /* the first three */
   MOE_LIST_(tensors, own);
-  if (l->orders.per_expert) tensors->each |= (uint64_t)7 << weight_grads;
 }
 
 MOE_FN moe_status moe_backward_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
