@@ -255,7 +255,7 @@ static void expert_twice(void **state) {
 /* No tokens: nothing is read, weight gradients are 0, or stay. */
 static void no_tokens(void **state) {
   (void)state;
-  static float gate_up[E][H][2][I], down[E][I][H], room[1 << 14], dgate_up[E][H][2][I], ddown[E][I][H];
+  static float gate_up[E][H][2][I], down[E][I][H], room[1 << 16], dgate_up[E][H][2][I], ddown[E][I][H];
   moe_context ctx = {0};
   moe_layer l = {.T = 0,
                  .H = H,

@@ -50,20 +50,23 @@ static const char *const moe_face_names_[][2] = {
 };
 
 /* Lets the message begin with the caller's name of the argument. */
-MOE_FN moe_status moe_face_status_(moe_context *ctx, moe_status status) {
-  const size_t names = sizeof moe_face_names_ / sizeof *moe_face_names_;
+MOE_FN moe_status moe_face_rename_(moe_context *ctx, moe_status status, const char *const (*names)[2], size_t count) {
   if (status == MOE_OK || !ctx) return status;
-  const size_t length = strcspn(ctx->message, " -");
-  for (size_t i = 0; i < names; i++) {
-    const char *from = moe_face_names_[i][0], *to = moe_face_names_[i][1];
-    const size_t rest = strlen(ctx->message + length) + 1;
-    if (strlen(from) != length || memcmp(from, ctx->message, length) != 0) continue;
+  char *message = ctx->message;
+  const size_t length = strcspn(message, " -"), rest = strlen(message + length) + 1;
+  for (size_t i = 0; i < count; i++) {
+    const char *from = names[i][0], *to = names[i][1];
+    if (strlen(from) != length || memcmp(from, message, length) != 0) continue;
     if (strlen(to) + rest > sizeof ctx->message) break;
-    memmove(ctx->message + strlen(to), ctx->message + length, rest);
-    memcpy(ctx->message, to, strlen(to));
+    memmove(message + strlen(to), message + length, rest);
+    memcpy(message, to, strlen(to));
     break;
   }
   return status;
+}
+
+MOE_FN moe_status moe_face_status_(moe_context *ctx, moe_status status) {
+  return moe_face_rename_(ctx, status, moe_face_names_, sizeof moe_face_names_ / sizeof *moe_face_names_);
 }
 
 /* -------------------------------------------------------------------------------------------------------- arguments */
@@ -104,7 +107,7 @@ MOE_FN moe_status moe_face_layer_(moe_context *ctx, const moe_layer *l, moe_bloc
 MOE_FN void moe_face_list_(const moe_pairs_ *pairs, moe_blockwise_ *call, moe_tensors_ *tensors) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t all = moe_mul3_(l->T, pairs->K, 4);
-  const int sorted = !pairs->topk_index && pairs->m_sizes, scaled = l->config.affinity_mode != MOE_AFFINITY_NO_SCALE;
+  const int sorted = pairs->sorted, scaled = l->config.affinity_mode != MOE_AFFINITY_NO_SCALE;
   moe_tensor_ *tensor = tensors->tensor;
   call->plan.pairs = *pairs;
   if (!scaled) call->plan.pairs.topk_weights = NULL;

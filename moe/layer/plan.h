@@ -14,7 +14,8 @@ enum {
 /* Where rows come from, if not from blocks: from tokens' experts, or from pairs that are sorted by expert already. */
 typedef struct moe_pairs_ {
   int64_t K;                     /* 0: from blocks. Pair token*K + k is a token's k-th */
-  const int32_t *topk_index;     /* [T,K]: expert of a pair, or -1; or NULL: */
+  int sorted;                    /* 0: topk_index tells; 1: m_sizes and gather_indices do */
+  const int32_t *topk_index;     /* [T,K]: expert of a pair, or -1 */
   const int32_t *m_sizes;        /* [E]: pairs of an expert */
   const int32_t *gather_indices; /* [T*K]: the pair at a position; NULL: position is pair */
   const float *topk_weights;     /* [T*K]: affinity of a pair; NULL: 1 */
@@ -91,10 +92,10 @@ MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) {
 MOE_FN moe_status moe_plan_check_pairs_(moe_context *ctx, const moe_pairs_ *pairs, int64_t T, int64_t E) {
   const int64_t all = T * pairs->K;
   int64_t rows = 0;
-  for (int64_t i = 0; i < all && pairs->topk_index; i++)
+  for (int64_t i = 0; i < all && !pairs->sorted; i++)
     if (pairs->topk_index[i] < -1 || pairs->topk_index[i] >= E)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "topk_index", "has an expert outside [0,E), or -1 for none");
-  if (pairs->topk_index) return MOE_OK;
+  if (!pairs->sorted) return MOE_OK;
   for (int64_t e = 0; e < E; e++) {
     if (pairs->m_sizes[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "has a negative count");
     rows += pairs->m_sizes[e];
@@ -187,8 +188,8 @@ MOE_FN moe_status moe_plan_take_pairs_(moe_context *ctx, moe_plan_ *plan, const 
 /* The rows of pairs. Those of an expert are one run. */
 MOE_FN moe_status moe_plan_build_pairs_(moe_context *ctx, moe_plan_ *plan, const moe_blockwise_layer *layer) {
   int64_t *by_chunk = plan->counters + layer->E;
-  if (plan->pairs.topk_index) moe_plan_sort_pairs_(plan, layer);
-  else MOE_TRY(moe_plan_take_pairs_(ctx, plan, layer));
+  if (plan->pairs.sorted) MOE_TRY(moe_plan_take_pairs_(ctx, plan, layer));
+  else moe_plan_sort_pairs_(plan, layer);
   plan->rows = plan->first[layer->E];
   memset(by_chunk, 0, (size_t)plan->chunks * sizeof *by_chunk);
   for (int64_t e = 0; e < layer->E; e++) {
