@@ -258,6 +258,7 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
                              {call->plan.used && (zero.gate_up || zero.down || zero.scaled) ? l->N : 0,
                               moe_checkpoint_zero_item_, &zero, NULL}};
+  if (call->plan.pair && zero.gate_up) moe_checkpoint_zero_pairs_(call, zero.gate_up);
   const moe_work_ down_products = moe_expert_stage_work_(&down_stage);
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);
