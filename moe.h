@@ -55,8 +55,10 @@
      moe/api/router.h     the router, its backward, auxiliary losses, sorting tokens into blocks
      moe/api/routing.h    a routing from each of its forms to the others; experts on several ranks
      moe/api/layer.h      activations, limits, affinities, rounded operands
-     moe/api/blockwise.h  the layer, forward and backward
+     moe/api/moe_layer.h  the layer of a router's top-k, forward and backward
+     moe/api/blockwise.h  the layer over blocks of rows, likewise
      moe/api/grouped.h    grouped GEMM and its gradients
+     moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients
      moe/api/quantize.h   conversions, narrow elements, quantising and back, tensors as they are stored
      moe/api/layouts.h    how MX weights are stored
      moe/api/pack.h       weights packed once
@@ -145,7 +147,9 @@
 #include "moe/api/routing.h"
 #include "moe/api/layer.h"
 #include "moe/api/blockwise.h"
+#include "moe/api/moe_layer.h"
 #include "moe/api/grouped.h"
+#include "moe/api/grouped_mlp.h"
 #include "moe/api/quantize.h"
 #include "moe/api/layouts.h"
 #include "moe/api/pack.h"

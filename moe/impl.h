@@ -152,6 +152,8 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/down_grad.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
+#include "layer/moe_layer.h"
+#include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"
 
 MOE_QUICK_END

@@ -33,7 +33,7 @@ MOE_FN moe_status moe_op_run_(const moe_op_ *op, void *state, moe_context *ctx, 
   moe_workspace_ workspace = {NULL, 0};
   const int64_t workers = moe_workers_(ctx);
   if (!call->args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  tensors.count = 0;
+  tensors.count = 0, tensors.each = 0, tensors.experts = 0;
   MOE_TRY(op->check(ctx, state, call, &tensors));
   if (op->layout) op->layout(state, &sized, workers);
   if (op->layout) moe_list_workspace_(&tensors, &sized, call->workspace, call->workspace_bytes);

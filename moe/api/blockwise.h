@@ -24,8 +24,10 @@ typedef struct moe_blockwise_layer {
 
   /* Weights. A quantised one is read in place of the plain one, which may then be NULL; gradients are those of the
      weight that it stands for. So is a packed one (moe_pack_weights), in the forward; the backward reads none. */
-  const void *gate_up_proj_weight;           /* [E,H,2,I]: gate, then up */
-  const void *down_proj_weight;              /* [E,I,H] */
+  const void *gate_up_proj_weight;           /* [E,H,2,I], gate, then up; or as `orders` say */
+  const void *down_proj_weight;              /* [E,I,H], likewise */
+  const void *up_proj_weight;                /* with orders.up_apart: up; gate_up_proj_weight is then the gate */
+  moe_weight_orders orders;                  /* of plain weights and of all weights' gradients */
   const void *packed_gate_up_proj_weight;    /* (optional): MOE_PACK_GATE_UP, with skip_gate MOE_PACK_UP */
   const void *packed_down_proj_weight;       /* (optional): MOE_PACK_DOWN */
   size_t packed_gate_up_proj_weight_bytes, packed_down_proj_weight_bytes;
@@ -197,8 +199,9 @@ typedef struct moe_blockwise_mm_bwd_args {
   moe_kernel_type kernel_type;
   void *hidden_states_grad;              /* [T,H] output (optional) */
   void *expert_affinities_masked_grad;   /* [T*E] output (optional), affinity_dtype */
-  void *gate_up_proj_weight_grad;        /* [E,H,2,I] output (optional), weight_grad_dtype */
-  void *down_proj_weight_grad;           /* [E,I,H] output (optional), weight_grad_dtype */
+  void *gate_up_proj_weight_grad;        /* output (optional) in the weight's order, weight_grad_dtype */
+  void *down_proj_weight_grad;           /* output (optional), likewise */
+  void *up_proj_weight_grad;             /* with orders.up_apart: output (optional), likewise */
   void *gate_and_up_proj_bias_grad;      /* [E,2,I] output (optional), weight_grad_dtype */
   void *down_proj_bias_grad;             /* [E,H] output (optional), weight_grad_dtype */
   moe_dtype weight_grad_dtype;           /* DEFAULT = the function's suffix */

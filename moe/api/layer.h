@@ -63,6 +63,26 @@ typedef struct moe_layer_config {
   moe_affinity_mode affinity_mode;
 } moe_layer_config;
 
+/* -------------------------------------------------------------------------------------------------- weights' order */
+
+/* The order in which a plain weight and its gradient are stored. No order changes a bit of any result. */
+typedef enum moe_weight_order {
+  MOE_ORDER_IN_OUT = 0,     /* gate_up [E,H,2,I], gate before up; down [E,I,H] */
+  MOE_ORDER_OUT_IN = 1,     /* as PyTorch's Linear: gate_up [E,2,I,H], which is [E,2I,H], gate's rows first; down
+                               [E,H,I] */
+  MOE_ORDER_INTERLEAVED = 2, /* gate_up [E,I,2,H]: a row of gate, a row of up, and so on, as gpt-oss; not of down */
+  MOE_ORDER_COUNT_
+} moe_weight_order;
+
+/* Zero: the weights are two tensors in the order IN_OUT. */
+typedef struct moe_weight_orders {
+  moe_weight_order gate_up, down;
+  int up_apart;   /* 1: gate and up are tensors of their own, [E,H,I] or, OUT_IN, [E,I,H] each. With skip_gate there need
+                     be no gate. Not INTERLEAVED */
+  int per_expert; /* 1: instead of a tensor there is an array of E pointers (const void *const *, of gradients void *const
+                     *), each to what the tensor holds of one expert */
+} moe_weight_orders;
+
 /* ------------------------------------------------------------------------------------------------ rounded operands */
 
 /* Rounding to MX: a value becomes what moe_dequantize_mx makes of what moe_quantize_mx makes of it, in its own type. */

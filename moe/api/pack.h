@@ -2,7 +2,7 @@
 #ifndef MOE_API_PACK_H
 #define MOE_API_PACK_H
 
-#include "quantize.h"
+#include "layer.h"
 
 #include "begin.h"
 
@@ -24,7 +24,10 @@ typedef enum moe_pack_layout {
 typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
   int64_t E, rows, columns;
-  const void *weight;                           /* [E,rows,2,columns], or [E,rows,columns] of DOWN and GROUPED */
+  const void *weight;                           /* [E,rows,2,columns], or [E,rows,columns] of DOWN and GROUPED; or as
+                                                   the orders say, but for GROUPED */
+  const void *up_weight;                        /* with orders.up_apart: up; weight is then the gate, unread for UP */
+  moe_weight_orders orders;                     /* of the plain weight */
   const moe_quantized_weight *quantized_weight; /* (optional): read in place of weight; not of GROUPED */
   void *packed;                                 /* output of packed_bytes bytes, aligned to 64 bytes */
   size_t packed_bytes;

@@ -13,11 +13,13 @@ typedef struct moe_tensor_ {
   moe_role_ role;
 } moe_tensor_;
 
-/* The tensors of a call. */
-enum { MOE_TENSORS_MAX_ = 40 };
+/* The tensors of a call. Where the bit `each >> i & 1` is set, tensor i is an array of pointers to `experts` tensors. */
+enum { MOE_TENSORS_MAX_ = 48 };
 typedef struct moe_tensors_ {
   moe_tensor_ tensor[MOE_TENSORS_MAX_];
   int count;
+  uint64_t each;
+  int64_t experts;
 } moe_tensors_;
 
 /* Adds an array of them to the list. */
@@ -36,6 +38,39 @@ MOE_FN int moe_overlap_(const moe_tensor_ *a, const moe_tensor_ *b) {
 
 MOE_FN int moe_is_output_(const moe_tensor_ *t) { return t->role == MOE_OUTPUT || t->role == MOE_OUTPUT_OPTIONAL; }
 
+/* Tensor i, or the one of expert e; of how many. */
+MOE_FN int64_t moe_tensors_of_(const moe_tensors_ *tensors, int i) {
+  return tensors->each >> i & 1 && tensors->tensor[i].data ? tensors->experts : 1;
+}
+MOE_FN moe_tensor_ moe_tensor_at_(const moe_tensors_ *tensors, int i, int64_t e) {
+  moe_tensor_ t = tensors->tensor[i];
+  if (tensors->each >> i & 1 && t.data)
+    t.data = ((const void *const *)t.data)[e], t.role = moe_is_output_(&t) ? MOE_OUTPUT : MOE_INPUT;
+  return t;
+}
+
+/* A pointer, once it is known whether there must be one. */
+MOE_FN moe_status moe_check_tensor_(moe_context *ctx, const moe_tensor_ *t) {
+  if (!t->data && t->bytes > 0 && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
+    return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, t->name, "is NULL");
+  if (t->align > 0 && (uintptr_t)t->data % (uintptr_t)t->align != 0)
+    return moe_fail_(ctx, MOE_ERROR_MISALIGNED, t->name, "is not aligned to its element type");
+  if (t->bytes > 0 && (uintptr_t)t->data > UINTPTR_MAX - (uintptr_t)t->bytes)
+    return moe_fail_(ctx, MOE_ERROR_OVERFLOW, t->name, "of this shape wraps around the address space");
+  return MOE_OK;
+}
+
+/* Whether the output i, of expert e, overlaps any other tensor. */
+MOE_FN int moe_overlaps_any_(const moe_tensors_ *tensors, int i, int64_t e) {
+  const moe_tensor_ output = moe_tensor_at_(tensors, i, e);
+  for (int j = 0; j < tensors->count; j++)
+    for (int64_t other = 0; other < moe_tensors_of_(tensors, j); other++) {
+      const moe_tensor_ t = moe_tensor_at_(tensors, j, other);
+      if ((i != j || e != other) && moe_overlap_(&output, &t)) return 1;
+    }
+  return 0;
+}
+
 /* With `sizes_only`, pointers are not looked at (workspace queries). A tensor without elements may be NULL. */
 MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensors_ *tensors, int sizes_only) {
   const moe_tensor_ *tensor = tensors->tensor;
@@ -44,17 +79,16 @@ MOE_FN moe_status moe_check_tensors_(moe_context *ctx, const moe_tensors_ *tenso
     if (tensor[i].bytes < 0)
       return moe_fail_(ctx, MOE_ERROR_OVERFLOW, tensor[i].name, "of this shape overflows the address space");
   for (int i = 0; i < count && !sizes_only; i++) {
-    const moe_tensor_ *t = &tensor[i];
-    if (!t->data && t->bytes > 0 && (t->role == MOE_INPUT || t->role == MOE_OUTPUT))
-      return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, t->name, "is NULL");
-    if (t->align > 0 && (uintptr_t)t->data % (uintptr_t)t->align != 0)
-      return moe_fail_(ctx, MOE_ERROR_MISALIGNED, t->name, "is not aligned to its element type");
-    if (t->bytes > 0 && (uintptr_t)t->data > UINTPTR_MAX - (uintptr_t)t->bytes)
-      return moe_fail_(ctx, MOE_ERROR_OVERFLOW, t->name, "of this shape wraps around the address space");
+    if ((tensors->each >> i & 1) && (uintptr_t)tensor[i].data % sizeof(void *) != 0)
+      return moe_fail_(ctx, MOE_ERROR_MISALIGNED, tensor[i].name, "is not an aligned array of pointers");
+    for (int64_t e = 0; e < moe_tensors_of_(tensors, i); e++) {
+      const moe_tensor_ t = moe_tensor_at_(tensors, i, e);
+      MOE_TRY(moe_check_tensor_(ctx, &t));
+    }
   }
   for (int i = 0; i < count && !sizes_only; i++)
-    for (int j = 0; j < count; j++)
-      if (i != j && moe_is_output_(&tensor[i]) && moe_overlap_(&tensor[i], &tensor[j]))
+    for (int64_t e = 0; e < moe_tensors_of_(tensors, i) && moe_is_output_(&tensor[i]); e++)
+      if (moe_overlaps_any_(tensors, i, e))
         return moe_fail_(ctx, MOE_ERROR_OVERLAP, tensor[i].name, "overlaps another tensor of this call");
   return MOE_OK;
 }

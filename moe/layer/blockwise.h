@@ -80,6 +80,7 @@ MOE_FN moe_status moe_check_layer_options_(moe_context *ctx, const moe_blockwise
   if (moe_or_(layer->accumulation_dtype, MOE_DTYPE_F32) != MOE_DTYPE_F32 && layer->accumulation_dtype != dtype)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "accumulation_dtype", "must be F32 or the function's type");
   MOE_TRY(moe_check_flag_(ctx, "skip_token", layer->skip_token));
+  MOE_TRY(moe_check_orders_(ctx, &layer->orders));
   MOE_TRY(moe_check_mx_operands_(ctx, layer));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_gate_up_proj_weight, 2, layer->H));
   MOE_TRY(moe_quantized_check_(ctx, layer->quantized_down_proj_weight, 1, layer->I));
@@ -127,19 +128,38 @@ MOE_FN moe_status moe_check_hints_(moe_context *ctx, const moe_nkilib_hints *hin
 }
 
 /* Lists the layer's own tensors, before any other. */
-enum { MOE_LAYER_GATE_UP_ = 2, MOE_LAYER_DOWN_ = 3, MOE_LAYER_CONDITIONS_ = 8 }; /* which of them */
+enum { /* which of them */
+       MOE_LAYER_AFFINITIES_ = 1,
+       MOE_LAYER_GATE_UP_ = 2,
+       MOE_LAYER_DOWN_ = 3,
+       MOE_LAYER_IDS_ = 6,
+       MOE_LAYER_BLOCKS_ = 7,
+       MOE_LAYER_CONDITIONS_ = 8,
+       MOE_LAYER_UP_ = 12
+};
+
+/* Bytes of a plain weight of so many parts, or of an expert's. */
+MOE_FN int64_t moe_layer_weight_bytes_(const moe_blockwise_layer *l, int64_t parts, int64_t size) {
+  return moe_mul_(moe_mul4_(l->orders.per_expert ? 1 : l->E, l->H, parts, l->I), size);
+}
+MOE_FN int64_t moe_layer_parts_(const moe_blockwise_layer *l) { return l->orders.up_apart ? 1 : 2; }
+
 MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensors_ *tensors) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t size = call->size, affinity_size = moe_dtype_bytes_(call->affinity_dtype), slots = moe_mul_(l->N, l->B);
   const moe_role_ affinity_role = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE ? MOE_INPUT_OPTIONAL : MOE_INPUT;
+  const int apart = l->orders.up_apart;
+  const int64_t gate_up_bytes = moe_layer_weight_bytes_(l, moe_layer_parts_(l), size);
   const moe_role_ expert_role = dropping ? MOE_INPUT_OPTIONAL : MOE_INPUT;
   const moe_tensor_ own[] = {
       {"hidden_states", l->hidden_states, moe_mul3_(l->T, l->H, size), size,
        l->quantized_hidden_states ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"expert_affinities_masked", l->expert_affinities_masked, moe_mul3_(l->T, l->E, affinity_size), affinity_size,
        affinity_role},
-      {"gate_up_proj_weight", l->gate_up_proj_weight, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), size), size, MOE_INPUT},
-      {"down_proj_weight", l->down_proj_weight, moe_mul4_(l->E, l->I, l->H, size), size, MOE_INPUT},
+      {"gate_up_proj_weight", l->gate_up_proj_weight, gate_up_bytes, size,
+       l->quantized_gate_up_proj_weight || (apart && l->config.skip_gate) ? MOE_INPUT_OPTIONAL : MOE_INPUT},
+      {"down_proj_weight", l->down_proj_weight, moe_layer_weight_bytes_(l, 1, size), size,
+       l->quantized_down_proj_weight ? MOE_INPUT_OPTIONAL : MOE_INPUT},
       {"gate_and_up_proj_bias", l->gate_and_up_proj_bias, moe_mul4_(l->E, 2, l->I, size), size, MOE_INPUT_OPTIONAL},
       {"down_proj_bias", l->down_proj_bias, moe_mul3_(l->E, l->H, size), size, MOE_INPUT_OPTIONAL},
       {"token_position_to_id", l->token_position_to_id, moe_mul_(slots, 4), 4, MOE_INPUT},
@@ -148,10 +168,12 @@ MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensor
       {"num_valid_tokens", l->num_valid_tokens, 4, 4, MOE_INPUT_OPTIONAL},
       {"mx.gate_up_in_scale", l->mx.gate_up_in_scale, moe_mul_(l->E, 4), 4, MOE_INPUT_OPTIONAL},
       {"mx.down_in_scale", l->mx.down_in_scale, moe_mul_(l->E, 4), 4, MOE_INPUT_OPTIONAL},
+      {"up_proj_weight", l->up_proj_weight, gate_up_bytes, size,
+       apart && !l->quantized_gate_up_proj_weight ? MOE_INPUT : MOE_INPUT_OPTIONAL},
   };
   MOE_LIST_(tensors, own);
-  if (l->quantized_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
-  if (l->quantized_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
+  tensors->experts = l->E;
+  if (l->orders.per_expert) tensors->each = 1 << MOE_LAYER_GATE_UP_ | 1 << MOE_LAYER_DOWN_ | 1 << MOE_LAYER_UP_;
   moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_proj_weight->codes",
                       "quantized_gate_up_proj_weight->scales", tensors);
   moe_quantized_list_(&call->down.quantized, "quantized_down_proj_weight->codes", "quantized_down_proj_weight->scales",
@@ -204,7 +226,9 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   call->layer = *layer;
   if (dropping) call->layer.block_to_expert = NULL;
   if (layer->quantized_hidden_states) call->layer.hidden_states = NULL;
-  if (layer->quantized_gate_up_proj_weight) call->layer.gate_up_proj_weight = NULL;
+  if (layer->quantized_gate_up_proj_weight || !layer->orders.up_apart) call->layer.up_proj_weight = NULL;
+  if (layer->quantized_gate_up_proj_weight || (layer->orders.up_apart && layer->config.skip_gate))
+    call->layer.gate_up_proj_weight = NULL;
   if (layer->quantized_down_proj_weight) call->layer.down_proj_weight = NULL;
   if (layer->config.affinity_mode == MOE_AFFINITY_NO_SCALE) call->layer.expert_affinities_masked = NULL;
   call->dtype = dtype;
@@ -223,6 +247,8 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
                    layer->E, layer->H, layer->I, layer->quantized_gate_up_proj_weight);
   moe_packed_init_(&call->down, MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
                    layer->quantized_down_proj_weight);
+  moe_packed_order_(&call->gate_up, layer->orders.gate_up, &layer->orders, layer->up_proj_weight);
+  moe_packed_order_(&call->down, layer->orders.down, &layer->orders, NULL);
 }
 
 /* n elements at `from` of a tensor that may be absent, as floats; NULL stays NULL. */

@@ -13,6 +13,8 @@ typedef struct moe_backward_ {
   char *down_x;                          /* room for so many rows of a panel, see moe_down_grad_next_ */
   int64_t down_x_rows;
   char *pre, *scaled, *rounded; /* rounded: pre to MX, or NULL */
+  int64_t *no_rows;             /* [E+1]: 0, or NULL */
+  moe_group_ none;              /* experts without rows, as skip_gate's gate has: weight gradients are 0 */
   float *dot;                   /* [rows, panels of I] <dm, m> or, with PRE_SCALE, [rows, panels of H] <dX', x> */
 } moe_backward_;
 
@@ -24,11 +26,17 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
   const int64_t size = backward->call.size, saved = backward->call.checkpoint_size,
                 affinity = moe_dtype_bytes_(backward->call.affinity_dtype);
   const int64_t grad = moe_dtype_bytes_(backward->weight_grad_dtype);
+  const int64_t gate_up = moe_layer_weight_bytes_(l, moe_layer_parts_(l), grad);
   const moe_quantized_activation *quantized_grad = args->quantized_output_hidden_states_grad;
   moe_layer_list_(&backward->call, args->kernel_type == MOE_KERNEL_DROPPING, tensors);
   moe_quantized_activation_list_(quantized_grad, l->T, l->H, "quantized_output_hidden_states_grad->codes",
                                  "quantized_output_hidden_states_grad->scales", tensors);
   const moe_tensor_ own[] = {
+      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, gate_up, grad, MOE_OUTPUT_OPTIONAL},
+      {"up_proj_weight_grad", l->orders.up_apart ? args->up_proj_weight_grad : NULL, gate_up, grad,
+       MOE_OUTPUT_OPTIONAL},
+      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_layer_weight_bytes_(l, 1, grad), grad,
+       MOE_OUTPUT_OPTIONAL},
       {"gate_up_activations_T", args->gate_up_activations_T, moe_mul_(moe_mul4_(l->N, 2, l->I, l->B), saved), saved,
        MOE_INPUT_OPTIONAL},
       {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_INPUT_OPTIONAL},
@@ -39,14 +47,11 @@ MOE_FN void moe_backward_list_(const moe_backward_ *backward, moe_tensors_ *tens
       {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(l->T, l->H, size), size, MOE_OUTPUT_OPTIONAL},
       {"expert_affinities_masked_grad", args->expert_affinities_masked_grad, moe_mul3_(l->T, l->E, affinity), affinity,
        MOE_OUTPUT_OPTIONAL},
-      {"gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, moe_mul_(moe_mul4_(l->E, l->H, 2, l->I), grad), grad,
-       MOE_OUTPUT_OPTIONAL},
-      {"down_proj_weight_grad", args->down_proj_weight_grad, moe_mul4_(l->E, l->I, l->H, grad), grad,
-       MOE_OUTPUT_OPTIONAL},
       {"gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, moe_mul4_(l->E, 2, l->I, grad), grad,
        MOE_OUTPUT_OPTIONAL},
       {"down_proj_bias_grad", args->down_proj_bias_grad, moe_mul3_(l->E, l->H, grad), grad, MOE_OUTPUT_OPTIONAL},
   };
+  if (l->orders.per_expert) tensors->each |= (uint64_t)7 << tensors->count; /* the first three */
   MOE_LIST_(tensors, own);
 }
 
@@ -83,7 +88,7 @@ MOE_FN moe_status moe_backward_check_contents_(moe_context *ctx, const void *sta
   MOE_TRY(moe_check_layer_scales_(ctx, &backward->call));
   MOE_TRY(moe_quantized_activation_check_scales_(ctx, backward->args->quantized_output_hidden_states_grad, l->T, l->H,
                                                  "quantized_output_hidden_states_grad->scales"));
-  return moe_plan_check_(ctx, l);
+  return moe_plan_check_(ctx, &backward->call.plan, l);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -110,6 +115,7 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   backward->rounded_x = recompute ? moe_take_rounded_x_(arena, call) : NULL;
   backward->dot =
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_NR), 4));
+  backward->no_rows = call->glu.skip_gate ? (int64_t *)moe_take_(arena, (l->E + 1) * 8) : NULL;
   const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, workers), l->T);
   const moe_scratch_needs_ needs = {rows,          longest,
                                     MOE_NC_PANELS, moe_down_grad_sums_(call),
@@ -156,13 +162,28 @@ MOE_FN void moe_backward_load_scaled_(const void *arg, int64_t row, int64_t rows
   }
 }
 
-/* What both weight gradients have of the call: x is rounded as activations, y as gradients. */
-MOE_FN void moe_backward_weight_(const moe_blockwise_ *call, moe_weight_grad_ *stage) {
+/* A weight's gradient, in its order, of inputs x and gradients y of its products, which are rounded as activations and as
+   gradients. What is not set yet: which rows and columns, and where they are. */
+MOE_FN void moe_backward_weight_(const moe_backward_ *backward, const moe_group_ *group, const moe_packed_ *weight,
+                                 const moe_grad_operand_ *x, const moe_grad_operand_ *y, moe_weight_grad_ *stage) {
+  const moe_blockwise_ *call = &backward->call;
+  const int64_t size = moe_dtype_bytes_(backward->weight_grad_dtype);
+  const int in_out = weight->plain.column == 1, round = call->layer.mx.weight_grads;
+  moe_grad_operand_ input = *x, grad = *y;
+  if (round && call->round_activations.enabled) input.round = &call->round_activations;
+  if (round && call->round_gradients.enabled) grad.round = &call->round_gradients;
+  memset(stage, 0, sizeof *stage);
+  stage->group = group;
+  stage->x = in_out ? input : grad;
+  stage->y = in_out ? grad : input;
+  stage->m = stage->m_to = in_out ? weight->k : weight->n;
+  stage->n = in_out ? weight->n : weight->k;
+  stage->row_bytes = (in_out ? weight->plain.k : weight->plain.column) * size;
+  stage->expert_bytes = weight->plain.expert * size;
+  stage->each = weight->plain.each;
+  stage->dtype = backward->weight_grad_dtype;
   if (call->rounds_sums) stage->slot = call->plan.slot;
   stage->B = call->layer.B;
-  if (!call->layer.mx.weight_grads) return;
-  if (call->round_activations.enabled) stage->x.round = &call->round_activations;
-  if (call->round_gradients.enabled) stage->y.round = &call->round_gradients;
 }
 
 /* The down weight's gradient, for the experts and panels in down_x, or for all from the checkpoint. */
@@ -170,21 +191,21 @@ MOE_FN void moe_backward_down_weight_(const moe_backward_ *backward, const moe_d
                                       moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  memset(stage, 0, sizeof *stage);
-  stage->group = &from->group;
-  stage->x.panels = from->down_x;
-  stage->x.dtype = call->inner_dtype;
-  if (backward->args->scaled_intermediate_checkpoint_T) stage->x.load = moe_backward_load_scaled_;
-  stage->x.source = backward;
-  moe_backward_weight_(call, stage);
-  stage->y.rows = (moe_rows_){backward->output_grad, l->H * call->size, call->plan.token};
-  stage->y.dtype = call->dtype;
-  stage->m = l->I;
-  stage->m_from = from->down_x.panel * MOE_NR;
-  stage->m_to = moe_min_(l->I, stage->m_from + from->down_x.panels * MOE_NR);
-  stage->n = l->H;
+  const int64_t first = from->down_x.panel * MOE_NR, end = moe_min_(l->I, first + from->down_x.panels * MOE_NR);
+  moe_grad_operand_ x = {.panels = from->down_x, .dtype = call->inner_dtype},
+                    y = {.rows = {backward->output_grad, l->H * call->size, call->plan.token}, .dtype = call->dtype};
+  if (backward->args->scaled_intermediate_checkpoint_T) x.load = moe_backward_load_scaled_;
+  x.source = backward;
+  moe_backward_weight_(backward, &from->group, &call->down, &x, &y, stage);
+  if (call->down.plain.column == 1) {
+    stage->m_from = first;
+    stage->m_to = end;
+  } else {
+    stage->y_from = first;
+    stage->n = end - first;
+    stage->offset = first * moe_dtype_bytes_(stage->dtype);
+  }
   stage->output = (char *)backward->args->down_proj_weight_grad;
-  stage->dtype = backward->weight_grad_dtype;
   stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_DOWN_WEIGHT_GRAD) != 0;
 }
 
@@ -248,22 +269,26 @@ MOE_FN void moe_backward_hidden_(moe_backward_ *backward, moe_combine_ *stage) {
   stage->user = backward;
 }
 
-MOE_FN void moe_backward_gate_up_weight_(const moe_backward_ *backward, moe_weight_grad_ *stage) {
+/* The gate's (part 0) or up's (1) weight gradient. Where the rows of both are one, it is the first part's. */
+MOE_FN void moe_backward_gate_up_weight_(const moe_backward_ *backward, int64_t part, moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  memset(stage, 0, sizeof *stage);
-  stage->group = &call->group;
-  stage->x.rows = (moe_rows_){backward->x, l->H * call->size, call->plan.token};
-  stage->x.dtype = call->dtype;
-  moe_backward_weight_(call, stage);
-  stage->y.rows = (moe_rows_){backward->scaled ? backward->scaled : backward->pre, 2 * l->I * call->inner_size, NULL};
-  stage->y.dtype = call->inner_dtype;
-  stage->m = stage->m_to = l->H;
-  stage->skip = call->glu.skip_gate ? l->I : 0;
-  stage->n = 2 * l->I - stage->skip;
-  stage->output = (char *)backward->args->gate_up_proj_weight_grad;
-  stage->dtype = backward->weight_grad_dtype;
+  const moe_packed_ *weight = &call->gate_up;
+  const int in_out = weight->plain.column == 1, apart = l->orders.up_apart, joined = in_out && !apart,
+            empty = call->glu.skip_gate && !joined && part == 0;
+  const int64_t from = joined && call->glu.skip_gate ? l->I : part * l->I;
+  const char *pre = backward->scaled ? backward->scaled : backward->pre;
+  const moe_grad_operand_ x = {.rows = {backward->x, l->H * call->size, call->plan.token}, .dtype = call->dtype},
+                          y = {.rows = {pre, 2 * l->I * call->inner_size, NULL}, .dtype = call->inner_dtype};
+  moe_backward_weight_(backward, empty ? &backward->none : &call->group, weight, &x, &y, stage);
+  if (joined) stage->n = 2 * l->I - from, stage->skip = from;
+  if (in_out) stage->y_from = from;
+  else stage->x_from = from;
+  if (!apart && !joined) stage->offset = part * weight->plain.part * moe_dtype_bytes_(stage->dtype);
   stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD) != 0;
+  stage->output =
+      (char *)(apart && part ? backward->args->up_proj_weight_grad : backward->args->gate_up_proj_weight_grad);
+  if ((joined && part) || (empty && stage->accumulate)) stage->output = NULL;
 }
 
 MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ *stage) {
@@ -288,7 +313,7 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_ *backward = (moe_backward_ *)state;
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
@@ -298,23 +323,30 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_down_(ctx, backward, &down_grad);
   moe_combine_ hidden;
   moe_backward_hidden_(backward, &hidden);
-  moe_weight_grad_ gate_up, down;
-  moe_backward_gate_up_weight_(backward, &gate_up);
+  if (backward->no_rows) memset(backward->no_rows, 0, (size_t)(l->E + 1) * 8);
+  backward->none = call->group;
+  backward->none.first = backward->no_rows;
+  moe_weight_grad_ gate, up, down;
+  moe_backward_gate_up_weight_(backward, 0, &gate);
+  moe_backward_gate_up_weight_(backward, 1, &up);
   moe_backward_down_weight_(backward, &down_grad, &down);
   moe_small_grads_ grads;
   moe_backward_small_(backward, &grads);
   /* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
   const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
+  if (call->plan.pair && want_affinity && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
+    memset(grads.affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
   const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &grads, NULL};
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_reads_},
-      moe_weight_grad_work_(&gate_up),
+      moe_weight_grad_work_(&gate),
+      moe_weight_grad_work_(&up),
       moe_weight_grad_work_(&down),
       {grads.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, &grads, NULL},
       affinity,
   };
-  moe_run_(ctx, work, pre ? 4 : 5);
+  moe_run_(ctx, work, pre ? 5 : 6);
   if (pre) moe_run_(ctx, &affinity, 1);
   return MOE_OK;
 }

@@ -117,7 +117,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   moe_layer_list_(&forward->call, dropping, tensors);
   if (spec == MOE_CTE_SHARD_ON_I_HYBRID || spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
     tensors->tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
-  if (l->packed_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_gate_up_proj_weight)
+    tensors->tensor[MOE_LAYER_GATE_UP_].role = tensors->tensor[MOE_LAYER_UP_].role = MOE_INPUT_OPTIONAL;
   if (l->packed_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   MOE_LIST_(tensors, own);
   moe_packed_list_(&forward->call.gate_up, "packed_gate_up_proj_weight", l->packed_gate_up_proj_weight, tensors);
@@ -135,7 +136,7 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
                             l->packed_down_proj_weight_bytes));
   MOE_TRY(moe_check_layer_scales_(ctx, &forward->call));
   if (args->device.check_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
-  return moe_plan_check_(ctx, &forward->call.layer);
+  return moe_plan_check_(ctx, &forward->call.plan, &forward->call.layer);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -242,7 +243,7 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
@@ -254,9 +255,10 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   moe_expert_stage_ gate_up_stage, down_stage;
   moe_gate_up_stage_(&gate_up, &gate_up_stage);
   moe_forward_down_stage_(forward, &down_stage);
-  const moe_work_ first[] = {
-      moe_expert_stage_work_(&gate_up_stage),
-      {zero.gate_up || zero.down || zero.scaled ? l->N : 0, moe_checkpoint_zero_item_, &zero, NULL}};
+  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
+                             {call->plan.used && (zero.gate_up || zero.down || zero.scaled) ? l->N : 0,
+                              moe_checkpoint_zero_item_, &zero, NULL}};
+  if (call->plan.pair && zero.gate_up) moe_checkpoint_zero_pairs_(call, zero.gate_up);
   const moe_work_ down_products = moe_expert_stage_work_(&down_stage);
   moe_run_(ctx, first, 2);
   moe_forward_round_m_(ctx, forward);

@@ -1,5 +1,5 @@
 /* Activation checkpoints: gate and up pre-activations [N,2,I,B] and a*m [N,I,B], block rows innermost, and down outputs
-   [N,B,H]. */
+   [N,B,H]. In blocks of one row the columns of a row are neighbours. */
 #ifndef MOE_LAYER_CHECKPOINT_H
 #define MOE_LAYER_CHECKPOINT_H
 
@@ -12,8 +12,9 @@ MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int6
 /* A run: how many rows from `row` on, at most 64 and before `end`, are neighbours in one block. */
 MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
   const int32_t *slot = call->plan.slot;
+  const int64_t B = call->layer.B;
   int64_t n = 1;
-  while (n < MOE_NR && row + n < end && slot[row + n] == slot[row] + n && slot[row + n] % call->layer.B != 0) n++;
+  while (n < MOE_NR && row + n < end && slot[row + n] == slot[row] + n && (B == 1 || slot[row + n] % B != 0)) n++;
   return n;
 }
 
@@ -23,10 +24,13 @@ enum { MOE_CHECKPOINT_SOME_ = MOE_NR / 2 }; /* so many are transposed at a time 
 MOE_FN void moe_checkpoint_store_(const moe_blockwise_ *call, void *checkpoint, int64_t row, int64_t rows,
                                   int64_t parts, int64_t part, int64_t i0, int64_t n, const float *x) {
   const moe_vec_table_ *vec = call->group.kernels->vec;
-  const int64_t stride = call->layer.B * call->checkpoint_size;
+  const int64_t size = call->checkpoint_size, stride = call->layer.B * size;
   float columns[MOE_CHECKPOINT_SOME_ * MOE_NR];
-  char *to =
-      (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size;
+  char *to = (char *)checkpoint + moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * size;
+  if (call->layer.B == 1) {
+    vec->store_rows[call->checkpoint_dtype](to, parts * call->layer.I * size, NULL, x, rows, n);
+    return;
+  }
   for (int64_t at = 0; at < n; at += MOE_CHECKPOINT_SOME_) {
     const int64_t some = moe_min_(MOE_CHECKPOINT_SOME_, n - at);
     vec->transpose_words(columns, MOE_NR_BYTES_, x + at, MOE_NR_BYTES_, rows, some);
@@ -43,10 +47,13 @@ MOE_FN void moe_checkpoint_load_(const moe_blockwise_ *call, const void *checkpo
                          moe_checkpoint_at_(call, call->plan.slot[row], parts, part, i0) * call->checkpoint_size,
                      call->layer.B * call->checkpoint_size, NULL};
   const int whole = n == MOE_NR && rows % MOE_CHECKPOINT_SOME_ == 0;
-  if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
+  if (call->layer.B == 1) {
+    const moe_rows_ lying = {saved.base, parts * call->layer.I * call->checkpoint_size, NULL};
+    kernels->vec->load_rows[call->checkpoint_dtype](x, MOE_NR, &lying, rows, n);
+  } else if (whole && call->checkpoint_dtype == MOE_DTYPE_F32) {
     kernels->vec->transpose_words(x, MOE_NR_BYTES_, saved.base, saved.stride, n, rows);
   } else if (whole && kernels->gemm->transpose_u16[call->checkpoint_dtype]) {
-    kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, rows);
+    kernels->gemm->transpose_u16[call->checkpoint_dtype](x, saved.base, saved.stride, MOE_NR, rows);
   } else {
     for (int64_t at = 0, some; at < rows; at += some, saved.base += some * call->checkpoint_size) {
       some = moe_min_(MOE_CHECKPOINT_SOME_, rows - at);
@@ -63,10 +70,22 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
   const int64_t B = call->layer.B, size = call->checkpoint_size, skip = call->glu.skip_gate != 0;
   const int64_t slot = call->plan.slot[row], blocks = call->plan.slot[row + rows - 1] / B - slot / B + 1;
   const int whole = slot % B == 0 && rows >= B;
+  const int64_t row_bytes = call->layer.I * size;
   const char *at = (const char *)checkpoint + moe_checkpoint_at_(call, slot, 2, skip, i0) * size;
+  if (B == 1) {
+    moe_prefetch_rows_(prefetch, at, skip ? NULL : at + row_bytes, NULL, 2 * row_bytes, rows, n * size);
+    return;
+  }
   moe_prefetch_rows_(prefetch, at, at + (1 + skip) * call->layer.I * B * size, NULL, B * size, n,
                      moe_min_(rows, B - slot % B) * size);
   prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
+}
+
+/* Of pairs: zeroes gate and up of those without a row, and all gates with skip_gate. */
+MOE_FN void moe_checkpoint_zero_pairs_(const moe_blockwise_ *call, char *gate_up) {
+  const int64_t part = call->layer.I * call->checkpoint_size, rows = call->plan.rows;
+  for (int64_t row = 0; row < rows && call->glu.skip_gate; row++) memset(gate_up + 2 * row * part, 0, (size_t)part);
+  memset(gate_up + 2 * rows * part, 0, (size_t)(2 * (call->layer.N - rows) * part));
 }
 
 typedef struct moe_checkpoint_zero_ {

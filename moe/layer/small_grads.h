@@ -9,7 +9,7 @@ typedef struct moe_small_grads_ {
   int64_t dots;
   const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
   int bias_term;               /* dA also has the part <dY, b_d> */
-  char *affinity_grad;         /* [T*E], or NULL */
+  char *affinity_grad;         /* [T*E], of pairs [T*K]; or NULL */
   char *down_bias_grad;        /* [E,H], or NULL */
   moe_dtype bias_dtype;
   uint32_t accumulate;
@@ -43,20 +43,29 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   return sum;
 }
 
-/* Work item: one expert's column of the affinity gradient; pairs that occur twice are added before the one rounding. */
+/* Work item: one expert's column of the affinity gradient; pairs that occur twice are added before the one rounding. Or
+   the gradients of the expert's pairs. */
 MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  const int64_t size = moe_dtype_bytes_(call->affinity_dtype);
+  const int64_t size = moe_dtype_bytes_(call->affinity_dtype), first = call->group.first[expert],
+                end = call->group.first[expert + 1];
+  const int accumulate = (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0;
+  for (int64_t row = first; row < end && call->plan.pair; row++) {
+    float grad = moe_affinity_grad_row_(stage, expert, row);
+    moe_store_sum_(call->group.kernels, stage->affinity_grad + call->plan.pair[row] * size, call->affinity_dtype, &grad,
+                   1, accumulate);
+  }
+  if (call->plan.pair) return;
   moe_scratch_ scratch;
   moe_scratch_at_(&call->group, worker, NULL, call->layer.T, &scratch);
   float *column = scratch.sum;
   memset(column, 0, (size_t)call->layer.T * sizeof *column);
-  for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++)
+  for (int64_t row = first; row < end; row++)
     column[call->plan.token[row]] = column[call->plan.token[row]] + moe_affinity_grad_row_(stage, expert, row);
   for (int64_t t = 0; t < call->layer.T; t++)
     moe_store_sum_(call->group.kernels, stage->affinity_grad + (t * call->layer.E + expert) * size,
-                   call->affinity_dtype, column + t, 1, (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
+                   call->affinity_dtype, column + t, 1, accumulate);
 }
 
 /* Work item: 64 columns of one expert's down bias gradient, the sum of a*dY. */

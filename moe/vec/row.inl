@@ -124,15 +124,15 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src
 }
 
 /* Transposes bf16 columns two k at a time, which a word holds, the even one in its lower 16 bits. */
-MOE_FN void MOE_K(transpose_u16)(float *panel, const void *columns, int64_t stride, int64_t k) {
-  MOE_K(transpose_words)((char *)panel, 2 * MOE_NR_BYTES_, (const char *)columns, stride, MOE_NR, (k + 1) / 2, k);
+MOE_FN void MOE_K(transpose_u16)(float *panel, const void *columns, int64_t stride, int64_t n, int64_t k) {
+  MOE_K(transpose_words)((char *)panel, 2 * MOE_NR_BYTES_, (const char *)columns, stride, n, (k + 1) / 2, k);
 }
 
 /* The same of fp16. Even and odd columns are transposed in a square each; their lower and their upper 16 bits, joined,
    are rows of the panel. */
-MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t stride, int64_t k) {
+MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t stride, int64_t count, int64_t k) {
   const MOE_V(i) upper = MOE_V(set1i)(0xffff0000u);
-  for (int64_t n = 0; n < MOE_NR; n += 2 * MOE_W)
+  for (int64_t n = 0; n < count; n += 2 * MOE_W)
     for (int64_t at = 0; at < k; at += 2 * MOE_W) {
       const char *from = (const char *)columns + n * stride + at * 2;
       float *to = panel + at * MOE_NR + n;

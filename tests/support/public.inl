@@ -14,6 +14,13 @@
   PUBLIC_SIZED_(moe_router_topk_bwd_##name, moe_router_topk_bwd_args)                                                 \
   PUBLIC_SIZED_(moe_blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args)                                               \
   PUBLIC_SIZED_(moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args)                                               \
+  PUBLIC_SIZED_(moe_grouped_mlp_##name, moe_grouped_mlp_args)                                                         \
+  PUBLIC_SIZED_(moe_grouped_mlp_bwd_##name, moe_grouped_mlp_args)                                                     \
+  PUBLIC(moe_layer_forward_##name, OTHER, void)                                                                       \
+  PUBLIC(moe_layer_forward_##name##_workspace_size, OTHER, void)                                                      \
+  PUBLIC(moe_layer_backward_##name, OTHER, void)                                                                      \
+  PUBLIC(moe_layer_backward_##name##_workspace_size, OTHER, void)                                                     \
+  PUBLIC(moe_layer_saved_bytes_##name, OTHER, void)                                                                   \
   PUBLIC_SIZED_(moe_grouped_gemm_##name, moe_grouped_gemm_args)                                                       \
   PUBLIC_SIZED_(moe_grouped_gemm_dx_##name, moe_grouped_gemm_args)                                                    \
   PUBLIC_SIZED_(moe_grouped_gemm_dw_##name, moe_grouped_gemm_args)                                                    \
