@@ -34,7 +34,7 @@
 #include "plot.h"
 
 enum { H = 128, I = 256, E = 8, K = 2, LAYERS = 2 };       /* hidden, intermediate, experts, experts per token */
-enum { BATCH = 2048, BLOCK = 64, ROWS = 64, BYTES = 256 }; /* positions per step, rows per block, rows per work item */
+enum { BATCH = 2048, ROWS = 64, BYTES = 256 };            /* positions per step, rows per work item */
 enum { POINTS = 20 };                                      /* held-out measurements on the way */
 
 static const float LEARNING_RATE = 6e-3f, WEIGHT_DECAY = 2.0f, CLIP_NORM = 1.0f;
@@ -51,8 +51,9 @@ typedef struct dtype_ops {
   moe_status (*widen)(moe_context *ctx, float *dst, const void *src, int64_t n);
   moe_status (*router)(moe_context *ctx, const moe_router_topk_args *args);
   moe_status (*router_bwd)(moe_context *ctx, const moe_router_topk_bwd_args *args);
-  moe_status (*experts)(moe_context *ctx, const moe_blockwise_mm_fwd_args *args);
-  moe_status (*experts_bwd)(moe_context *ctx, const moe_blockwise_mm_bwd_args *args);
+  moe_status (*experts)(moe_context *ctx, const moe_layer *layer, void *y, void *saved);
+  moe_status (*experts_bwd)(moe_context *ctx, const moe_layer *layer, const void *saved, const void *y_grad,
+                            const moe_layer_grads *grads);
 } dtype_ops;
 
 #define DEFINE_CONVERSIONS(name, type, NAME)                                                  \
@@ -66,8 +67,8 @@ MOE_DTYPE_LIST(DEFINE_CONVERSIONS)
 
 #define DTYPE_OPS(text, mxfp8, name, type, NAME)                                                              \
   {text, sizeof(type), MOE_DTYPE_##NAME == MOE_DTYPE_FP16 ? 4096.0f : 1.0f, mxfp8, narrow_##name,             \
-   widen_##name, moe_router_topk_##name, moe_router_topk_bwd_##name, moe_blockwise_mm_fwd_##name,             \
-   moe_blockwise_mm_bwd_##name},
+   widen_##name, moe_router_topk_##name, moe_router_topk_bwd_##name, moe_layer_forward_##name,                \
+   moe_layer_backward_##name},
 #define DTYPE_ENTRY(name, type, NAME) DTYPE_OPS(#name, 0, name, type, NAME)
 static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY) DTYPE_OPS("mxfp8", 1, bf16, moe_bf16, BF16)};
 
@@ -76,9 +77,9 @@ static const dtype_ops DTYPES[] = {MOE_DTYPE_LIST(DTYPE_ENTRY) DTYPE_OPS("mxfp8"
 typedef struct layer {
   tensor router, gate_up, down; /* [H,E] [E,H,2,I] [E,I,H] */
   void *input;                  /* [T,H] rmsnorm(x), compute type; the backward needs what follows as well */
-  float *logits, *weights, *affinities;            /* [T,E] [T,K] [T+1,E] */
-  int32_t *index, *ids, *block_expert, *condition; /* [T,K] [N,B] [N] [N+1] */
-  void *gate_up_act, *down_act;                    /* [N,2,I,B] [N,B,H] */
+  float *logits, *weights;      /* [T,E] [T,K] */
+  int32_t *index;               /* [T,K] */
+  void *saved;                  /* what the experts' forward keeps */
   int64_t *load, *load_sum;                        /* [E] tokens per expert: of this batch, and summed */
 } layer;
 
@@ -87,7 +88,7 @@ enum { TENSORS = 2 + 3 * LAYERS };
 typedef struct model {
   moe_context ctx;
   const dtype_ops *dtype;
-  int64_t T, I, E, K, N;      /* T positions are in work */
+  int64_t T, I, E, K;         /* T positions are in work */
   tensor embed, head;         /* [CONTEXT,BYTES,H] [H,BYTES] */
   layer layers[LAYERS];
   tensor *all[TENSORS];
@@ -99,7 +100,7 @@ typedef struct model {
   float *h, *dh, *dx;         /* [T,H] rmsnorm(x) or a layer's output; its gradient; the gradient of x */
   float *logits, *dlogits, *loss, *top_weight, *no_grad; /* [T,BYTES] [T,BYTES] [T] [T] [T] of the head */
   int32_t *top;               /* [T] the likeliest byte */
-  float *router_grad, *affinities_grad;                  /* [T,E] [T+1,E] */
+  float *router_grad, *weights_grad;                     /* [T,E] [T,K] */
   void *y, *dy, *dinput;      /* [T,H] compute type */
   void *owned[64];            /* what model_free gives back, beside the tensors */
   int owned_count;
@@ -142,9 +143,7 @@ static void layer_init(layer *l, model *m, uint64_t *random) {
   tensor_init(&l->down, m->E * m->I * H, 0.10f, size, random);
   l->input = own(m, BATCH * H, size);
   l->logits = own(m, BATCH * m->E, 4), l->weights = own(m, BATCH * m->K, 4), l->index = own(m, BATCH * m->K, 4);
-  l->affinities = own(m, (BATCH + 1) * m->E, 4), l->ids = own(m, m->N * BLOCK, 4);
-  l->block_expert = own(m, m->N, 4), l->condition = own(m, m->N + 1, 4);
-  l->gate_up_act = own(m, m->N * 2 * m->I * BLOCK, size), l->down_act = own(m, m->N * BLOCK * H, size);
+  l->saved = own(m, BATCH * m->K * 2 * m->I, size);
   l->load = own(m, m->E, sizeof *l->load), l->load_sum = own(m, m->E, sizeof *l->load_sum);
 }
 
@@ -157,7 +156,7 @@ static model *model_new(const text *t, const dtype_ops *dtype, pool *threads, in
   m->dtype = dtype, m->loss_scale = dtype->loss_scale, m->bytes = t->bytes;
   m->optimizer = (adamw){.weight_decay = WEIGHT_DECAY, .beta1 = 0.9f, .beta2 = 0.99f, .clip_norm = CLIP_NORM,
                          .power1 = 1, .power2 = 1};
-  m->E = experts, m->K = chosen, m->I = width, m->N = moe_route_blocks_count(BATCH, m->E, m->K, BLOCK);
+  m->E = experts, m->K = chosen, m->I = width;
   tensor_init(&m->embed, CONTEXT * BYTES * H, 0.25f, 0, &seed);
   tensor_init(&m->head, H * BYTES, 0.05f, 0, &seed);
   int tensors = 0;
@@ -171,7 +170,7 @@ static model *model_new(const text *t, const dtype_ops *dtype, pool *threads, in
   m->h = own(m, BATCH * H, 4), m->dh = own(m, BATCH * H, 4), m->dx = own(m, BATCH * H, 4);
   m->logits = own(m, BATCH * BYTES, 4), m->dlogits = own(m, BATCH * BYTES, 4), m->loss = own(m, BATCH, 4);
   m->top = own(m, BATCH, 4), m->top_weight = own(m, BATCH, 4), m->no_grad = own(m, BATCH, 4);
-  m->router_grad = own(m, BATCH * m->E, 4), m->affinities_grad = own(m, (BATCH + 1) * m->E, 4);
+  m->router_grad = own(m, BATCH * m->E, 4), m->weights_grad = own(m, BATCH * m->K, 4);
   m->y = own(m, BATCH * H, dtype->size), m->dy = own(m, BATCH * H, dtype->size);
   m->dinput = own(m, BATCH * H, dtype->size);
   return m;
@@ -268,18 +267,15 @@ static void loss_rows(void *arg, int64_t item) {
 /* ---------------------------------------------------------------------------------- the layer: the library at work */
 
 /* What the forward and the backward are both told. MXFP8: e4m3fn, scales that no number saturates under. */
-static moe_blockwise_layer layer_shape(const model *m, const layer *l) {
+static moe_layer layer_shape(const model *m, const layer *l) {
   const moe_mx_rounding mxfp8 = {.enabled = m->dtype->mxfp8, .element = MOE_ELEMENT_E4M3FN,
     .scale_rule = MOE_SCALE_ROUND_UP, .cast = MOE_CAST_SATURATE};
-  return (moe_blockwise_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .N = m->N, .B = BLOCK,
-    .max_rows = m->T * m->K, .hidden_states = l->input, .expert_affinities_masked = l->affinities,
-    .gate_up_proj_weight = l->gate_up.low, .down_proj_weight = l->down.low,
-    .token_position_to_id = l->ids, .block_to_expert = l->block_expert, .conditions = l->condition,
-    .config = {.activation = MOE_ACT_SILU},
+  return (moe_layer){.T = m->T, .H = H, .I = m->I, .E = m->E, .K = m->K, .x = l->input, .topk_index = l->index,
+    .topk_weights = l->weights, .gate_up = l->gate_up.low, .down = l->down.low, .config = {.activation = MOE_ACT_SILU},
     .mx = {.activations = mxfp8, .weights = mxfp8, .gradients = mxfp8, .weight_grads = m->dtype->mxfp8}};
 }
 
-/* h = moe(h). Route the rows, group them by expert into blocks, run the experts. */
+/* h = moe(h): choose each row's experts and run them. */
 static void layer_forward(model *m, layer *l) {
   moe_context *ctx = &m->ctx;
   must(m, m->dtype->narrow(ctx, l->input, m->h, m->T * H));
@@ -288,20 +284,15 @@ static void layer_forward(model *m, layer *l) {
     .router_weight = l->router.low, .router_logits = l->logits, .expert_index = l->index, .expert_weights = l->weights};
   must(m, m->dtype->router(ctx, &router));
 
-  moe_route_blocks_args route = {.T = m->T, .E = m->E, .K = m->K, .B = BLOCK, .N = m->N, .expert_index = l->index,
-    .expert_weights = l->weights, .expert_affinities_masked = l->affinities, .token_position_to_id = l->ids,
-    .block_to_expert = l->block_expert, .conditions = l->condition, .tokens_per_expert = l->load};
-  must(m, moe_route_blocks(ctx, &route));
-
-  moe_blockwise_mm_fwd_args experts = {.layer = layer_shape(m, l), .gate_up_activations_T = l->gate_up_act,
-    .down_activations = l->down_act, .output = m->y};
+  moe_layer experts = layer_shape(m, l);
   double start = seconds();
-  must(m, m->dtype->experts(ctx, &experts));
+  must(m, m->dtype->experts(ctx, &experts, m->y, l->saved));
   m->expert_seconds += seconds() - start;
   m->expert_flops += 6.0 * (double)(m->T * m->K * H * m->I);
 
   must(m, m->dtype->widen(ctx, m->h, m->y, m->T * H));
-  for (int64_t e = 0; e < m->E; e++) l->load_sum[e] += l->load[e];
+  memset(l->load, 0, (size_t)m->E * sizeof *l->load);
+  for (int64_t i = 0; i < m->T * m->K; i++) l->load[l->index[i]]++, l->load_sum[l->index[i]]++;
 }
 
 /* From dx, the gradient of x after the layer: the weight gradients, and dx before the layer. */
@@ -309,12 +300,11 @@ static void layer_backward(model *m, layer *l) {
   moe_context *ctx = &m->ctx;
   must(m, m->dtype->narrow(ctx, m->dy, m->dx, m->T * H));
 
-  moe_blockwise_mm_bwd_args experts = {.layer = layer_shape(m, l), .gate_up_activations_T = l->gate_up_act,
-    .down_activations = l->down_act, .output_hidden_states_grad = m->dy, .hidden_states_grad = m->dinput,
-    .expert_affinities_masked_grad = m->affinities_grad, .gate_up_proj_weight_grad = l->gate_up.grad,
-    .down_proj_weight_grad = l->down.grad, .weight_grad_dtype = MOE_DTYPE_F32};
+  moe_layer experts = layer_shape(m, l);
+  moe_layer_grads grads = {.x = m->dinput, .topk_weights = m->weights_grad, .gate_up = l->gate_up.grad,
+    .down = l->down.grad, .weight_dtype = MOE_DTYPE_F32};
   double start = seconds();
-  must(m, m->dtype->experts_bwd(ctx, &experts));
+  must(m, m->dtype->experts_bwd(ctx, &experts, l->saved, m->dy, &grads));
   m->expert_seconds += seconds() - start;
   m->expert_flops += 12.0 * (double)(m->T * m->K * H * m->I);
 
@@ -330,7 +320,7 @@ static void layer_backward(model *m, layer *l) {
 
   moe_router_topk_bwd_args router = {.T = m->T, .H = H, .E = m->E, .K = m->K, .hidden_states = l->input,
     .router_weight = l->router.low, .router_logits = l->logits, .expert_index = l->index,
-    .expert_affinities_masked_grad = m->affinities_grad, .router_logits_grad = m->router_grad,
+    .expert_weights_grad = m->weights_grad, .router_logits_grad = m->router_grad,
     .router_weight_grad = l->router.grad, .weight_grad_dtype = MOE_DTYPE_F32, .hidden_states_grad = m->dinput,
     .accumulate = MOE_ACCUMULATE_ROUTER_LOGITS_GRAD | MOE_ACCUMULATE_HIDDEN_STATES_GRAD};
   must(m, m->dtype->router_bwd(ctx, &router));
@@ -360,7 +350,6 @@ static void head_backward(model *m) {
 /* The mean loss in bits per byte over count <= BATCH positions. */
 static double model_forward(model *m, const int32_t *position, int64_t count) {
   m->T = count, m->position = position, m->stage = 0;
-  m->N = moe_route_blocks_count(m->T, m->E, m->K, BLOCK);
   run_rows(m, stream_rows);
   for (int l = 0; l < LAYERS; l++) {
     layer_forward(m, &m->layers[l]);
