@@ -252,6 +252,50 @@ static void expert_twice(void **state) {
   for (int k = 0; k < K; k++) assert_true(dw[2][k] == 0.0f && !(dw[1][k] == 0.0f));
 }
 
+/* Identity experts add w*x to y, and w*dY to dX, after all others; their weights' gradients are <dY,x>. */
+static void identity_experts(void **state) {
+  (void)state;
+  uint64_t s = 15;
+  static float x[T][H], w[T][K], gate_up[E][H][2][I], down[E][I][H], y[2][T][H], dy[T][H], dw[2][T][K], dx[2][T][H];
+  int32_t index[2][T][K];
+  fill(x[0], T * H, &s), fill(w[0], T * K, &s), fill(dy[0], T * H, &s);
+  fill(gate_up[0][0][0], E * H * 2 * I, &s), fill(down[0][0], E * I * H, &s);
+  memcpy(index[0], twice, sizeof twice);
+  index[0][0][3] = E, index[0][1][0] = E + 1, index[0][1][2] = E + 1, index[0][2][1] = E, index[0][4][0] = E + 1;
+  for (int t = 0; t < T; t++)
+    for (int k = 0; k < K; k++) index[1][t][k] = index[0][t][k] < E ? index[0][t][k] : -1;
+  moe_context ctx = {.num_threads = 2};
+  for (int i = 0; i < 2; i++) {
+    const moe_layer l = {.T = T,
+                         .H = H,
+                         .I = I,
+                         .E = E,
+                         .K = K,
+                         .identity_experts = i ? 0 : 2,
+                         .x = x,
+                         .topk_index = index[i][0],
+                         .topk_weights = w[0],
+                         .gate_up = gate_up,
+                         .down = down};
+    const moe_layer_grads g = {.x = dx[i], .topk_weights = dw[i][0]};
+    run_forward(MOE_DTYPE_F32, &ctx, l, y[i], NULL);
+    run_backward(MOE_DTYPE_F32, &ctx, l, NULL, dy, &g);
+  }
+  for (int t = 0; t < T; t++)
+    for (int k = 0; k < K; k++) {
+      double dot = 0;
+      const int identity = index[0][t][k] >= E;
+      for (int h = 0; h < H; h++) {
+        const volatile float term = w[t][k] * x[t][h], grad = w[t][k] * dy[t][h];
+        if (identity) y[1][t][h] += term, dx[1][t][h] += grad, dot += (double)dy[t][h] * x[t][h];
+      }
+      if (identity) assert_true((double)dw[0][t][k] == dot); /* sums of products of multiples of 1/32 are exact */
+      else assert_memory_equal(&dw[0][t][k], &dw[1][t][k], 4);
+    }
+  assert_memory_equal(y[0], y[1], sizeof y[0]);
+  assert_memory_equal(dx[0], dx[1], sizeof dx[0]);
+}
+
 /* No tokens: nothing is read, weight gradients are 0, or stay. */
 static void no_tokens(void **state) {
   (void)state;
@@ -323,6 +367,8 @@ static void refused(void **state) {
   EXPECT(INVALID_SHAPE, "T", FORWARD, l.T = -1);
   EXPECT(INVALID_SHAPE, "H", FORWARD, l.H = 0);
   EXPECT(OVERFLOW, "K", FORWARD, l.K = INT64_MAX / 2);
+  EXPECT(INVALID_SHAPE, "identity_experts", FORWARD, l.identity_experts = -1);
+  EXPECT(OVERFLOW, "identity_experts", FORWARD, l.identity_experts = INT64_MAX);
   EXPECT(OVERFLOW, "K", moe_layer_saved_bytes_f32(&ctx, &l, &bytes), l.K = INT32_MAX);
   EXPECT(INVALID_OPTION, "saved_dtype", FORWARD, l.saved_dtype = (moe_dtype)99);
   EXPECT(INVALID_OPTION, "accumulate", FORWARD, l.accumulate = 1);
@@ -348,10 +394,8 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_DTYPE(as_blockwise),
-      cmocka_unit_test(expert_twice),
-      cmocka_unit_test(no_tokens),
-      cmocka_unit_test(refused),
+      EACH_DTYPE(as_blockwise),    cmocka_unit_test(expert_twice), cmocka_unit_test(identity_experts),
+      cmocka_unit_test(no_tokens), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

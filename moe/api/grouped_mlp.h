@@ -1,5 +1,5 @@
-/* A Mixture-of-Experts MLP on sorted slots: two grouped products with the gated unit between them, in one call. The names
-   are those of Unsloth's grouped GEMM, as in grouped.h. */
+/* A Mixture-of-Experts MLP on sorted slots: two grouped products with the gated unit between them, in one call. The
+   names are those of Unsloth's grouped GEMM, as in grouped.h. */
 #ifndef MOE_API_GROUPED_MLP_H
 #define MOE_API_GROUPED_MLP_H
 
@@ -38,8 +38,8 @@ typedef struct moe_grouped_mlp_args {
   size_t workspace_bytes;
 } moe_grouped_mlp_args;
 
-/* moe_grouped_mlp_<suffix>, moe_grouped_mlp_bwd_<suffix>, and how many bytes of workspace each needs with these args and
-   this context's num_threads.
+/* moe_grouped_mlp_<suffix>, moe_grouped_mlp_bwd_<suffix>, and how many bytes of workspace each needs with these args
+   and this context's num_threads.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes; more slots than there are), INVALID_OPTION, INVALID_INDEX (a
    slot out of range, or named twice), OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY. */
 #define MOE_DECLARE_GROUPED_MLP_(name, type, NAME)                                                       \

@@ -77,10 +77,10 @@ typedef enum moe_weight_order {
 /* Zero: the weights are two tensors in the order IN_OUT. */
 typedef struct moe_weight_orders {
   moe_weight_order gate_up, down;
-  int up_apart;   /* 1: gate and up are tensors of their own, [E,H,I] or, OUT_IN, [E,I,H] each. With skip_gate there need
-                     be no gate. Not INTERLEAVED */
-  int per_expert; /* 1: instead of a tensor there is an array of E pointers (const void *const *, of gradients void *const
-                     *), each to what the tensor holds of one expert */
+  int up_apart;   /* 1: gate and up are tensors of their own, [E,H,I] or, OUT_IN, [E,I,H] each. With skip_gate there
+                     need be no gate. Not INTERLEAVED */
+  int per_expert; /* 1: instead of a tensor there is an array of E pointers (const void *const *, of gradients
+                     void *const *), each to what the tensor holds of one expert */
 } moe_weight_orders;
 
 /* ------------------------------------------------------------------------------------------------ rounded operands */

@@ -12,6 +12,8 @@
 typedef struct moe_layer {
   int64_t T, H, I, E, K;      /* tokens, hidden size, intermediate size, experts, experts per token */
   const void *x;              /* [T,H] */
+  int64_t identity_experts;   /* how many ids, from E on, are of experts that do nothing: y += w*x, w of topk_weights, 1
+                                 with NO_SCALE. These terms come last, a token's by k */
   const int32_t *topk_index;  /* [T,K]: the experts of a token; -1: none. One may occur twice: both count */
   const float *topk_weights;  /* [T,K]: the affinities of these pairs. Not read with NO_SCALE, and may then be NULL */
 
@@ -51,7 +53,7 @@ typedef struct moe_layer_grads {
 /* moe_layer_forward_<suffix>: y [T,H] is the layer of x. saved (optional): moe_layer_saved_bytes_<suffix> bytes, aligned
    to an element, which the backward reads: g and u of every pair, [pairs,2,I] in the order of the sums.
    moe_layer_backward_<suffix>: the gradients, given y_grad [T,H]. Where saved is NULL, g and u are computed again, to
-   the same bits. topk_weights' gradient is formed as MOE_AFFINITY_OPTION_ON_I does.
+   the same bits. topk_weights' gradient is formed as MOE_AFFINITY_OPTION_ON_I does; of identity experts it is <dY,x>.
    The rest is as moe_blockwise_mm_fwd and _bwd say. What each needs of workspace depends on whether saved is NULL and on
    this context's num_threads; it can be asked for before there are tensors.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (also a packed weight of another shape), INVALID_OPTION, INVALID_INDEX, OVERFLOW,

@@ -266,6 +266,7 @@ MOE_FN void moe_backward_hidden_(moe_backward_ *backward, moe_combine_ *stage) {
   stage->output = (char *)backward->args->hidden_states_grad;
   stage->stride = l->H * call->size;
   stage->accumulate = (backward->args->accumulate & MOE_ACCUMULATE_HIDDEN_STATES_GRAD) != 0;
+  stage->through = backward->output_grad;
   stage->user = backward;
 }
 
@@ -298,6 +299,7 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
   memset(stage, 0, sizeof *stage);
   stage->call = call;
   stage->output_grad = backward->output_grad;
+  stage->x = backward->x;
   stage->dot = post || pre ? backward->dot : NULL;
   stage->dots = moe_ceil_div_(pre ? call->layer.H : call->layer.I, MOE_NR);
   if (post && args->affinity_option == MOE_AFFINITY_OPTION_ON_H)
@@ -336,7 +338,8 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
   if (call->plan.pair && want_affinity && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
     memset(grads.affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
-  const moe_work_ affinity = {want_affinity ? l->E : 0, moe_affinity_grad_item_, &grads, NULL};
+  const moe_work_ affinity = {want_affinity ? l->E + (call->plan.pairs.identities > 0) : 0, moe_affinity_grad_item_,
+                              &grads, NULL};
   const moe_work_ work[] = {
       {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
        moe_combine_reads_},

@@ -273,6 +273,7 @@ MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
   down.output = (char *)args->output;
   down.stride = moe_forward_slots_(args) * l->H * call->size;
   down.accumulate = (args->accumulate & MOE_ACCUMULATE_OUTPUT) != 0;
+  down.through = x;
   down.user = forward;
   const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);

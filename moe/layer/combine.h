@@ -25,7 +25,8 @@ typedef struct moe_combine_ {
   char *output; /* token t at output + t*stride; NULL: only what else `add` does is wanted */
   int64_t stride;
   int accumulate;
-  void *user; /* for `add` */
+  const char *through; /* [T,H], of the function's type: what identity experts add */
+  void *user;          /* for `add` */
 } moe_combine_;
 
 /* Floats of sums, of a chunk of tokens and some panels, and of C of as many panels that a worker holds at most. With
@@ -221,6 +222,24 @@ MOE_FN void moe_combine_begin_(const moe_combine_ *stage, const moe_chunk_item_ 
   }
 }
 
+/* Adds the terms of identity experts, the last of every sum, a token's in its own order. */
+MOE_FN void moe_combine_identities_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens,
+                                    float *sum) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_pairs_ *pairs = &call->plan.pairs;
+  const int64_t t0 = item->chunk * call->plan.chunk_tokens, H = call->layer.H;
+  for (int64_t i = 0; i < tokens * pairs->K && pairs->identities; i++) {
+    const int64_t token = t0 + i / pairs->K, pair = t0 * pairs->K + i;
+    for (int64_t p = 0; p < item->panels && moe_pair_is_identity_(pairs, call->layer.E, pair); p++) {
+      const int64_t h0 = (item->panel + p) * MOE_NR, n = moe_min_(MOE_NR, H - h0);
+      float x[MOE_NR];
+      moe_load_row_(call->group.kernels->vec, call->dtype, x, stage->through + (token * H + h0) * call->size, n);
+      call->group.kernels->vec->add_scaled(sum + (p * call->plan.chunk_tokens + token - t0) * MOE_NR, x,
+                                           moe_pair_affinity_(pairs, pair), n);
+    }
+  }
+}
+
 /* Stores the sums of an item's tokens. */
 MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens, float *sum) {
   const moe_blockwise_ *call = stage->call;
@@ -251,6 +270,7 @@ MOE_FN void moe_combine_item_(void *arg, int64_t index, moe_worker_ *worker) {
     else moe_next_reads_(worker, &next);
     moe_combine_run_(stage, &scratch, at, run_end, &item, &next);
   }
+  moe_combine_identities_(stage, &item, tokens, scratch.sum);
   if (stage->output) moe_combine_store_(stage, &item, tokens, scratch.sum);
 }
 

@@ -36,7 +36,7 @@ MOE_FN moe_status moe_grouped_mlp_run_(moe_context *ctx, const moe_grouped_mlp_a
                  .accumulate = a->accumulate,
                  .workspace = a->workspace,
                  .workspace_bytes = a->workspace_bytes};
-  const moe_pairs_ pairs = {a->topk, 1, NULL, a->m_sizes, a->gather_indices, a->topk_weights};
+  const moe_pairs_ pairs = {a->topk, 0, 1, NULL, a->m_sizes, a->gather_indices, a->topk_weights};
   const moe_layer_grads grads = {a->dX,         a->dtopk_weights,     a->dgate_up,  a->ddown, NULL, a->dgate_up_bias,
                                  a->ddown_bias, a->weight_grad_dtype, a->accumulate};
   const moe_status status = backward

@@ -74,6 +74,9 @@ MOE_FN moe_status moe_face_status_(moe_context *ctx, moe_status status) {
 /* The blockwise layer whose slots are pairs. */
 MOE_FN moe_status moe_face_layer_(moe_context *ctx, const moe_layer *l, moe_blockwise_layer *to) {
   MOE_TRY(moe_check_positive_(ctx, "K", l->K));
+  if (l->identity_experts < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "identity_experts", "is negative");
+  if (l->identity_experts >= INT32_MAX - l->E)
+    return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "identity_experts", "and E do not fit in 32-bit ids");
   const int64_t pairs = moe_mul_(l->T, l->K);
   if (l->T > 0 && (pairs < 0 || pairs >= INT32_MAX))
     return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "K", "times T does not fit in 32-bit positions");
@@ -180,7 +183,13 @@ MOE_FN moe_call_ moe_face_call_(const moe_layer *l, moe_dtype dtype, int query, 
 }
 
 MOE_FN moe_pairs_ moe_face_pairs_(const moe_layer *l) {
-  return l ? (moe_pairs_){.K = l->K, .topk_index = l->topk_index, .topk_weights = l->topk_weights} : (moe_pairs_){0};
+  moe_pairs_ pairs = {0};
+  if (!l) return pairs;
+  pairs.K = l->K;
+  pairs.identities = l->identity_experts;
+  pairs.topk_index = l->topk_index;
+  pairs.topk_weights = l->topk_weights;
+  return pairs;
 }
 
 /* `query`: asks for the bytes of the workspace. */

@@ -14,6 +14,7 @@ enum {
 /* Where rows come from, if not from blocks: from tokens' experts, or from pairs that are sorted by expert already. */
 typedef struct moe_pairs_ {
   int64_t K;                     /* 0: from blocks. Pair token*K + k is a token's k-th */
+  int64_t identities;            /* experts E and up, whose results are their inputs: they have no rows */
   int sorted;                    /* 0: topk_index tells; 1: m_sizes and gather_indices do */
   const int32_t *topk_index;     /* [T,K]: expert of a pair, or -1 */
   const int32_t *m_sizes;        /* [E]: pairs of an expert */
@@ -52,6 +53,14 @@ MOE_FN int64_t moe_plan_chunk_tokens_(const moe_blockwise_layer *layer) {
   while (chunk < MOE_CHUNK_TOKENS_MAX && rows * (double)chunk < (double)MOE_CHUNK_EXPERT_ROWS_ * (double)layer->T)
     chunk *= 2;
   return moe_equal_part_(layer->T, chunk);
+}
+
+/* Whether a pair is of such an expert, and its affinity. */
+MOE_FN int moe_pair_is_identity_(const moe_pairs_ *pairs, int64_t E, int64_t pair) {
+  return pairs->identities > 0 && pairs->topk_index[pair] >= E;
+}
+MOE_FN float moe_pair_affinity_(const moe_pairs_ *pairs, int64_t pair) {
+  return pairs->topk_weights ? pairs->topk_weights[pair] : 1.0f;
 }
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
@@ -93,8 +102,8 @@ MOE_FN moe_status moe_plan_check_pairs_(moe_context *ctx, const moe_pairs_ *pair
   const int64_t all = T * pairs->K;
   int64_t rows = 0;
   for (int64_t i = 0; i < all && !pairs->sorted; i++)
-    if (pairs->topk_index[i] < -1 || pairs->topk_index[i] >= E)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "topk_index", "has an expert outside [0,E), or -1 for none");
+    if (pairs->topk_index[i] < -1 || pairs->topk_index[i] >= E + pairs->identities)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "topk_index", "has no expert's id, and not -1 for none");
   if (!pairs->sorted) return MOE_OK;
   for (int64_t e = 0; e < E; e++) {
     if (pairs->m_sizes[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "has a negative count");
@@ -162,13 +171,13 @@ MOE_FN void moe_plan_count_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
 /* Sorts pairs by expert, in ascending order. */
 MOE_FN void moe_plan_sort_pairs_(moe_plan_ *plan, const moe_blockwise_layer *layer) {
   const int32_t *expert = plan->pairs.topk_index;
-  const int64_t all = layer->T * plan->pairs.K;
+  const int64_t all = layer->T * plan->pairs.K, E = layer->E;
   memset(plan->counters, 0, (size_t)layer->E * sizeof *plan->counters);
   for (int64_t i = 0; i < all; i++)
-    if (expert[i] >= 0) plan->counters[expert[i]]++;
+    if (expert[i] >= 0 && expert[i] < E) plan->counters[expert[i]]++;
   moe_prefix_sums_(plan->first, plan->counters, layer->E);
   for (int64_t i = 0; i < all; i++)
-    if (expert[i] >= 0) plan->pair[plan->first[expert[i]] + plan->counters[expert[i]]++] = (int32_t)i;
+    if (expert[i] >= 0 && expert[i] < E) plan->pair[plan->first[expert[i]] + plan->counters[expert[i]]++] = (int32_t)i;
 }
 
 /* Takes the pairs that are sorted, each of which may occur once. */
@@ -198,7 +207,7 @@ MOE_FN moe_status moe_plan_build_pairs_(moe_context *ctx, moe_plan_ *plan, const
       plan->run[row] = (int32_t)e;
       plan->slot[row] = (int32_t)row;
       plan->token[row] = (int32_t)(plan->pair[row] / plan->pairs.K);
-      plan->affinity[row] = plan->pairs.topk_weights ? plan->pairs.topk_weights[plan->pair[row]] : 1.0f;
+      plan->affinity[row] = moe_pair_affinity_(&plan->pairs, plan->pair[row]);
       by_chunk[plan->token[row] / plan->chunk_tokens]++;
     }
   }

@@ -5,6 +5,7 @@
 typedef struct moe_small_grads_ {
   const moe_blockwise_ *call;
   const char *output_grad; /* dY [T,H] */
+  const char *x;           /* [T,H], for identity experts */
   const float *dot;        /* [rows, dots]: parts of dA, to be added; NULL: all dA are 0 */
   int64_t dots;
   const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
@@ -43,11 +44,30 @@ MOE_FN float moe_affinity_grad_row_(const moe_small_grads_ *stage, int64_t exper
   return sum;
 }
 
+/* Those of identity experts' pairs, <dY, x>. Without affinities they are 0. */
+MOE_FN void moe_affinity_grad_identities_(const moe_small_grads_ *stage) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_pairs_ *pairs = &call->plan.pairs;
+  const int64_t row = call->layer.H * call->size;
+  for (int64_t i = 0; i < call->layer.T * pairs->K && pairs->topk_weights; i++) {
+    const int64_t at = i / pairs->K * row;
+    if (!moe_pair_is_identity_(pairs, call->layer.E, i)) continue;
+    float grad = moe_dot_rows_(call->group.kernels, call->dtype, stage->output_grad + at, call->dtype, stage->x + at,
+                               call->layer.H);
+    moe_store_sum_(call->group.kernels, stage->affinity_grad + i * 4, MOE_DTYPE_F32, &grad, 1,
+                   (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0);
+  }
+}
+
 /* Work item: one expert's column of the affinity gradient; pairs that occur twice are added before the one rounding. Or
-   the gradients of the expert's pairs. */
+   the gradients of the expert's pairs; after the last expert, of identity experts'. */
 MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
+  if (expert == call->layer.E) {
+    moe_affinity_grad_identities_(stage);
+    return;
+  }
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype), first = call->group.first[expert],
                 end = call->group.first[expert + 1];
   const int accumulate = (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0;
