@@ -118,8 +118,8 @@
      Of the stack a function, and each task given to parallel_for, takes at most 32 KiB. (Where the implementation is
      compiled without optimisation, 48 KiB with gcc, 96 KiB with clang.)
      A function with a workspace takes it from its arguments, or from ctx.allocate if they have none; the matching
-     *_workspace_size function tells its size. With R = N*B rows, or max_rows (of moe_layer T*K, and 4*R bytes more), s =
-     2 bytes in _bf16 functions and 4 in others, and I rounded up to whole 64s, the layer's is at most the sum of
+     *_workspace_size function tells its size. With R = N*B rows, or max_rows (of moe_layer T*K, and 4*R bytes more),
+     s = 2 bytes in _bf16 functions and 4 in others, and I rounded up to whole 64s, the layer's is at most the sum of
        forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E also min(R, 16*E)*H*4; 3.6 MiB per thread
        backward       R*(2*I*s + I/16 + 20) + N*B bytes; of R*I*s a fifth, 64*R*s or 2 MiB per thread, whichever is
                       most, but not more than all of it; with PRE_SCALE R*(2*I*s + H/16); without

@@ -1,5 +1,5 @@
-/* test_grouped_mlp: moe_grouped_mlp_* against moe_layer_* on the same experts: 0 differing bits where slots are sorted as
-   the layer sorts them; an expert's slots in another order are its rows in that order; and what is refused. */
+/* test_grouped_mlp: moe_grouped_mlp_* against moe_layer_* on the same experts: 0 differing bits where slots are sorted
+   as the layer sorts them; an expert's slots in another order are its rows in that order; and what is refused. */
 #include "support/pool.h"
 #include "support/test.h"
 

@@ -1,5 +1,5 @@
-/* test_moe_layer: moe_layer_* from top-k ids against the blockwise layer over the blocks of the same ids: 0 differing bits,
-   forward and backward, kept or computed again; a token that has an expert twice; and what is refused. */
+/* test_moe_layer: moe_layer_* from top-k ids against the blockwise layer over the blocks of the same ids: 0 differing
+   bits, forward and backward, kept or computed again; a token that has an expert twice; and what is refused. */
 #include "support/orders.h"
 #include "support/pool.h"
 #include "support/problem.h"

@@ -1,5 +1,5 @@
-/* test_orders: weights in every order, whole or expert by expert, gate and up together or apart, plain or packed, give the
-   bits of the default order, forward and backward; and what no order may be is refused. */
+/* test_orders: weights in every order, whole or expert by expert, gate and up together or apart, plain or packed, give
+   the bits of the default order, forward and backward; and what no order may be is refused. */
 #include "support/orders.h"
 #include "support/pool.h"
 #include "support/problem.h"

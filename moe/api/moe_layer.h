@@ -50,14 +50,14 @@ typedef struct moe_layer_grads {
                                  MOE_ACCUMULATE_{GATE_UP,DOWN}_{WEIGHT,BIAS}_GRAD */
 } moe_layer_grads;
 
-/* moe_layer_forward_<suffix>: y [T,H] is the layer of x. saved (optional): moe_layer_saved_bytes_<suffix> bytes, aligned
-   to an element, which the backward reads: g and u of every pair, [pairs,2,I] in the order of the sums.
+/* moe_layer_forward_<suffix>: y [T,H] is the layer of x. saved (optional): moe_layer_saved_bytes_<suffix> bytes,
+   aligned to an element, which the backward reads: g and u of every pair, [pairs,2,I] in the order of the sums.
    moe_layer_backward_<suffix>: the gradients, given y_grad [T,H]. Where saved is NULL, g and u are computed again, to
    the same bits. topk_weights' gradient is formed as MOE_AFFINITY_OPTION_ON_I does; of identity experts it is <dY,x>.
-   The rest is as moe_blockwise_mm_fwd and _bwd say. What each needs of workspace depends on whether saved is NULL and on
-   this context's num_threads; it can be asked for before there are tensors.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE (also a packed weight of another shape), INVALID_OPTION, INVALID_INDEX, OVERFLOW,
-   MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY, UNSUPPORTED (weights packed for another instruction set). */
+   The rest is as moe_blockwise_mm_fwd and _bwd say. What each needs of workspace depends on whether saved is NULL and
+   on this context's num_threads; it can be asked for before there are tensors.
+   Errors: NULL_ARGUMENT, INVALID_SHAPE (also a packed weight of another shape), INVALID_OPTION, INVALID_INDEX,
+   OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY, UNSUPPORTED (weights packed for another instruction set). */
 #define MOE_DECLARE_LAYER_(name, type, NAME)                                                                       \
   MOE_API moe_status moe_layer_forward_##name(moe_context *ctx, const moe_layer *layer, void *y, void *saved);     \
   MOE_API moe_status moe_layer_backward_##name(moe_context *ctx, const moe_layer *layer, const void *saved,        \

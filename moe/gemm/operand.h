@@ -45,9 +45,9 @@ MOE_FN void moe_a_from_rows_(moe_a_ *a, const moe_rows_ *rows, int64_t first, in
 
 /* Columns of k elements each, in panels of MOE_NR: packed ones, panel_bytes apart, or where they lie in memory.
    Untransposed, element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes MOE_NR/parts
-   columns of each part; transposed, column n is contiguous at base[p] + n*stride. With k_second there is one part, which
-   goes on at base[1] from k = k_second on. Elements that are no moe_dtype are decoded: they may lie so, or somewhere else
-   with no base. */
+   columns of each part; transposed, column n is contiguous at base[p] + n*stride. With k_second there is one part,
+   which goes on at base[1] from k = k_second on. Elements that are no moe_dtype are decoded: they may lie so, or
+   somewhere else with no base. */
 typedef struct moe_b_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;

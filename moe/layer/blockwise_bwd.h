@@ -162,8 +162,8 @@ MOE_FN void moe_backward_load_scaled_(const void *arg, int64_t row, int64_t rows
   }
 }
 
-/* A weight's gradient, in its order, of inputs x and gradients y of its products, which are rounded as activations and as
-   gradients. What is not set yet: which rows and columns, and where they are. */
+/* A weight's gradient, in its order, of inputs x and gradients y of its products, which are rounded as activations and
+   as gradients. What is not set yet: which rows and columns, and where they are. */
 MOE_FN void moe_backward_weight_(const moe_backward_ *backward, const moe_group_ *group, const moe_packed_ *weight,
                                  const moe_grad_operand_ *x, const moe_grad_operand_ *y, moe_weight_grad_ *stage) {
   const moe_blockwise_ *call = &backward->call;

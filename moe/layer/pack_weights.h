@@ -9,8 +9,8 @@ typedef struct moe_packed_header_ {
   int64_t E, rows, columns;
 } moe_packed_header_;
 
-/* How the elements of a plain weight lie: how many elements on from an expert, a part, an element of the contraction, or
-   a column the next one is. */
+/* How the elements of a plain weight lie: how many elements on from an expert, a part, an element of the contraction,
+   or a column the next one is. */
 typedef struct moe_strides_ {
   int64_t expert, part, k, column;
   const void *up; /* another tensor, in which the second part is; or NULL */

@@ -1,7 +1,7 @@
-/* The plan of a call: the routing metadata as lists of rows. A row is one (token, expert) pair; padding, idle blocks and,
-   without accumulation, overwritten rows are left out. Rows are numbered by expert and, for one expert, in block order,
-   so that an expert's rows are contiguous wherever its blocks are. Rows that come from pairs, not from blocks, are slots,
-   in blocks of one row. */
+/* The plan of a call: the routing metadata as lists of rows. A row is one (token, expert) pair; padding, idle blocks
+   and, without accumulation, overwritten rows are left out. Rows are numbered by expert and, for one expert, in block
+   order, so that an expert's rows are contiguous wherever its blocks are. Rows that come from pairs, not from blocks,
+   are slots, in blocks of one row. */
 #ifndef MOE_LAYER_PLAN_H
 #define MOE_LAYER_PLAN_H
 

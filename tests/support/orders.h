@@ -27,20 +27,20 @@ static inline moe_weight_orders test_random_orders(uint64_t *s) {
 }
 
 static inline int64_t ordered_tensors(const struct ordered *w) { return w->apart && w->parts == 2 ? 2 : 1; }
-static inline int64_t ordered_pieces(const struct ordered *w) { return w->per_expert ? w->E : 1; }
+static inline int64_t ordered_arrays(const struct ordered *w) { return w->per_expert ? w->E : 1; }
 
 /* Each tensor, or an expert's, in memory of its own, so that tools see what is beyond it. */
 static inline void ordered_open(struct ordered *w) {
-  const int64_t elements = w->E * w->parts * w->K * w->n / ordered_tensors(w) / ordered_pieces(w);
+  const int64_t elements = w->E * w->parts * w->K * w->n / ordered_tensors(w) / ordered_arrays(w);
   for (int64_t t = 0; t < ordered_tensors(w); t++) {
     w->expert[t] = calloc((size_t)w->E, sizeof *w->expert[t]);
-    for (int64_t e = 0; e < ordered_pieces(w); e++) w->expert[t][e] = malloc((size_t)(elements * w->size));
+    for (int64_t e = 0; e < ordered_arrays(w); e++) w->expert[t][e] = malloc((size_t)(elements * w->size));
   }
 }
 
 static inline void ordered_close(struct ordered *w) {
   for (int64_t t = 0; t < ordered_tensors(w); t++) {
-    for (int64_t e = 0; e < ordered_pieces(w); e++) free(w->expert[t][e]);
+    for (int64_t e = 0; e < ordered_arrays(w); e++) free(w->expert[t][e]);
     free(w->expert[t]);
   }
 }
