@@ -218,6 +218,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
   }
 }
 
+#include "support/hash_moe_layer.h"
 #include "support/hash_options.h"
 
 static int limit_isa(const char *name) {
@@ -263,6 +264,7 @@ int main(int argc, char **argv) {
 #endif
   if (more) {
     for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_options(&set, (moe_dtype)dtype);
+    for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_moe_layer(&set, (moe_dtype)dtype);
     return 0;
   }
   hash_arrays(&set);
