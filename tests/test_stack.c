@@ -20,7 +20,8 @@ enum { STACK_MOST = 48 << 10 };
     FUNCTIONS, FN_##function##_f32_workspace_size, FN_##function##_bf16_workspace_size, \
         FN_##function##_fp16_workspace_size                                             \
   }
-#define ALIKE(function) {function, function, function, function}
+#define ALIKE(function) \
+  { function, function, function, function }
 
 static const struct {
   size_t args;
@@ -119,9 +120,9 @@ static void use_plain(const struct problem_options *o, int packed, int extras) {
 /* Few rows and many, short sides and long ones, plain and packed. */
 static void test_plain(void **state) {
   static const int64_t shapes[][6] = {/* T, H, I, E, K, B */
-                                      {1, 130, 70, 2, 1, 1},    {5, 400, 40, 12, 4, 2},    {26, 300, 130, 3, 2, 8},
-                                      {33, 70, 270, 3, 2, 16},  {131, 96, 192, 1, 1, 131}, {300, 24, 20, 1, 1, 300},
-                                      {40, 1100, 5, 1, 1, 40},  {20, 6, 3, 3000, 3, 2},    {2100, 5, 3, 40, 2, 64}};
+                                      {1, 130, 70, 2, 1, 1},   {5, 400, 40, 12, 4, 2},    {26, 300, 130, 3, 2, 8},
+                                      {33, 70, 270, 3, 2, 16}, {131, 96, 192, 1, 1, 131}, {300, 24, 20, 1, 1, 300},
+                                      {40, 1100, 5, 1, 1, 40}, {20, 6, 3, 3000, 3, 2},    {2100, 5, 3, 40, 2, 64}};
   const moe_dtype dtype = *(const moe_dtype *)*state;
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
     const int64_t *s = shapes[i];
@@ -224,8 +225,7 @@ static void test_rounded(void **state) {
     if (quantized && mx_is_x4(s.gate_up.layout)) o.H = 512, o.I = 40;
     if (!quantized) o.H = 33 + i, o.I = 129;
     o.T = i % 2 ? 40 : 5;
-    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN,
-                             NULL, NULL};
+    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN, NULL, NULL};
     if (quantized && mx_is_x4(s.gate_up.layout)) o.mx.activation_layout = s.gate_up.layout;
     s.gate_up.element = four ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
     s.down = s.gate_up;
@@ -239,6 +239,95 @@ static void test_rounded(void **state) {
     use_everywhere(&l, &given);
     layer_close(&l), stored_free(&x[0]), stored_free(&x[1]);
   }
+}
+
+/* ------------------------------------------------------------------------------------------------- from top-k ids */
+
+static const struct face_calls {
+  int forward, forward_size, backward, backward_size, saved_bytes, mlp[2], mlp_size[2];
+} face_calls[] = {
+#define FACE_CALLS(name, type, NAME)                                                \
+  [MOE_DTYPE_##NAME] = {FN_moe_layer_forward_##name,                                \
+                        FN_moe_layer_forward_##name##_workspace_size,               \
+                        FN_moe_layer_backward_##name,                               \
+                        FN_moe_layer_backward_##name##_workspace_size,              \
+                        FN_moe_layer_saved_bytes_##name,                            \
+                        {FN_moe_grouped_mlp_##name, FN_moe_grouped_mlp_bwd_##name}, \
+                        {FN_moe_grouped_mlp_##name##_workspace_size, FN_moe_grouped_mlp_bwd_##name##_workspace_size}},
+    MOE_DTYPE_LIST(FACE_CALLS)
+#undef FACE_CALLS
+};
+
+static void use_face(const struct face_calls *fn, struct face *f) {
+  size_t saved, bytes;
+  use(fn->saved_bytes, &f->layer, &saved);
+  f->saved = take(saved);
+  for (int backward = 0; backward < 2; backward++) {
+    use(backward ? fn->backward_size : fn->forward_size, f, &bytes);
+    f->layer.workspace = take(bytes), f->layer.workspace_bytes = bytes;
+    use(backward ? fn->backward : fn->forward, f, NULL);
+    free(f->layer.workspace);
+  }
+  free(f->saved);
+}
+
+static void use_mlp(const struct face_calls *fn, const struct face *f, const int32_t *m_sizes) {
+  const moe_layer *l = &f->layer;
+  moe_grouped_mlp_args a = {.num_tokens = l->T,
+                            .topk = l->K,
+                            .E = l->E,
+                            .H = l->H,
+                            .I = l->I,
+                            .m_sizes = m_sizes,
+                            .X = l->x,
+                            .gate_up = l->gate_up,
+                            .down = l->down,
+                            .Y = f->y,
+                            .dY = f->y,
+                            .dX = f->grads.x,
+                            .dgate_up = f->grads.gate_up,
+                            .ddown = f->grads.down,
+                            .dtopk_weights = f->grads.topk_weights};
+  for (int backward = 0; backward < 2; backward++) {
+    use(fn->mlp_size[backward], &a, &a.workspace_bytes);
+    a.workspace = take(a.workspace_bytes);
+    use(fn->mlp[backward], &a, NULL);
+    free(a.workspace);
+  }
+}
+
+static void test_face(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  enum { T = 100, H = 150, I = 131, E = 3, K = 2 };
+  void *x = take(T * H * 4), *gate_up = take(E * H * 2 * I * 4), *down = take(E * H * I * 4), *y = take(T * H * 4);
+  void *grads[4] = {take(T * H * 4), take(T * K * 4), take(E * H * 2 * I * 4), take(E * H * I * 4)};
+  int32_t *index = take(T * K * 4);
+  float *weights = take(T * K * 4);
+  for (int i = 0; i < T * K; i++) index[i] = i % (E + 1), weights[i] = 0.5f;
+  const int32_t m_sizes[E] = {70, 0, 130};
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int order = 0; order < MOE_ORDER_COUNT_ && test_use_quick_isa(isa); order++) {
+      struct face f = {.y = y,
+                       .grads = {.x = grads[0], .topk_weights = grads[1], .gate_up = grads[2], .down = grads[3]},
+                       .layer = {.T = T,
+                                 .H = H,
+                                 .I = I,
+                                 .E = E,
+                                 .K = K,
+                                 .identity_experts = 1,
+                                 .x = x,
+                                 .topk_index = index,
+                                 .topk_weights = weights,
+                                 .gate_up = gate_up,
+                                 .down = down,
+                                 .orders = {(moe_weight_order)order, (moe_weight_order)(order > 0), 0, 0}}};
+      snprintf(situation, sizeof situation, "moe_layer order %d", order);
+      use_face(&face_calls[dtype], &f);
+      use_mlp(&face_calls[dtype], &f, m_sizes);
+    }
+  free(x), free(gate_up), free(down), free(y), free(index), free(weights);
+  for (int i = 0; i < 4; i++) free(grads[i]);
+  test_use_best_isa();
 }
 
 /* ----------------------------------------------------------------------------------------------------- grouped GEMM */
@@ -272,9 +361,20 @@ static void test_grouped(void **state) {
       float *x = take((size_t)(T * K) * 4), *w = take((size_t)(2 * N * K) * 4), *dy = take((size_t)(T * N) * 4);
       float *y = take((size_t)(T * N) * 4), *dx = take((size_t)(T * K) * 4), *dw = take((size_t)(2 * N * K) * 4);
       for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
-      use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
-                                                 .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
-                                                 .dY = dy, .Y = y, .dX = dx, .dW = dw,
+      use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T,
+                                                 .topk = 1,
+                                                 .E = 2,
+                                                 .N = N,
+                                                 .K = K,
+                                                 .m_sizes = sizes,
+                                                 .gather_indices = gather,
+                                                 .permute_x = (int)(i % 2),
+                                                 .X = x,
+                                                 .W = w,
+                                                 .dY = dy,
+                                                 .Y = y,
+                                                 .dX = dx,
+                                                 .dW = dw,
                                                  .accumulate = i % 2 ? MOE_ACCUMULATE_DW : 0,
                                                  .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
       free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
@@ -323,25 +423,47 @@ static void test_conversions(void **state) {
 }
 
 static void use_quantize_mx(int i, int64_t rows, int64_t columns) {
-  const moe_quantize_mx_args q = {.element = (moe_element)(i % 4), .scale_rule = (moe_scale_rule)(i % 6),
-                                  .dtype = (moe_dtype)(i / 4 % 4), .rows = rows, .columns = columns,
-                                  .transposed = i / 16, .plain = numbers, .codes = codes, .scales = scales};
-  const moe_dequantize_mx_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
-                                    .transposed = q.transposed, .codes = codes, .scales = scales, .plain = results};
+  const moe_quantize_mx_args q = {.element = (moe_element)(i % 4),
+                                  .scale_rule = (moe_scale_rule)(i % 6),
+                                  .dtype = (moe_dtype)(i / 4 % 4),
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .transposed = i / 16,
+                                  .plain = numbers,
+                                  .codes = codes,
+                                  .scales = scales};
+  const moe_dequantize_mx_args d = {.element = q.element,
+                                    .dtype = q.dtype,
+                                    .rows = rows,
+                                    .columns = columns,
+                                    .transposed = q.transposed,
+                                    .codes = codes,
+                                    .scales = scales,
+                                    .plain = results};
   use(FN_moe_quantize_mx, &q, NULL);
   use(FN_moe_dequantize_mx, &d, NULL);
 }
 
 static void use_quantize_scaled(int i, int64_t rows, int64_t columns) {
   static const int64_t blocks[][2] = {{0, 0}, {1, 0}, {0, 1}, {128, 128}};
-  const moe_quantize_scaled_args q = {.element = (moe_element)(i % 3), .dtype = (moe_dtype)(i / 4 % 4), .rows = rows,
-                                      .columns = columns, .block_rows = blocks[i % 4][0],
+  const moe_quantize_scaled_args q = {.element = (moe_element)(i % 3),
+                                      .dtype = (moe_dtype)(i / 4 % 4),
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .block_rows = blocks[i % 4][0],
                                       .block_columns = blocks[i % 4][1],
-                                      .plain = i < 16 ? moderate : numbers, .codes = codes,
+                                      .plain = i < 16 ? moderate : numbers,
+                                      .codes = codes,
                                       .scales = results};
-  const moe_dequantize_scaled_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
-                                        .block_rows = q.block_rows, .block_columns = q.block_columns, .codes = codes,
-                                        .scales = results, .plain = slopes};
+  const moe_dequantize_scaled_args d = {.element = q.element,
+                                        .dtype = q.dtype,
+                                        .rows = rows,
+                                        .columns = columns,
+                                        .block_rows = q.block_rows,
+                                        .block_columns = q.block_columns,
+                                        .codes = codes,
+                                        .scales = results,
+                                        .plain = slopes};
   use(FN_moe_quantize_scaled, &q, NULL);
   use(FN_moe_dequantize_scaled, &d, NULL);
 }
@@ -363,9 +485,13 @@ static void test_quantize(void **state) {
 static void test_layouts(void **state) {
   (void)state;
   for (int i = 0; i < LAYOUTS * LAYOUTS * PLACEMENTS * 2; i++) {
-    moe_mx_layout_args a = {.from = (moe_mx_layout)(i % LAYOUTS), .to = (moe_mx_layout)(i / LAYOUTS % LAYOUTS),
+    moe_mx_layout_args a = {.from = (moe_mx_layout)(i % LAYOUTS),
+                            .to = (moe_mx_layout)(i / LAYOUTS % LAYOUTS),
                             .scales_to = (moe_mx_scales)(i / LAYOUTS / LAYOUTS % PLACEMENTS),
-                            .element_bits = i < LAYOUTS * LAYOUTS * PLACEMENTS ? 4 : 8, .parts = 2, .E = 1, .K = 512,
+                            .element_bits = i < LAYOUTS * LAYOUTS * PLACEMENTS ? 4 : 8,
+                            .parts = 2,
+                            .E = 1,
+                            .K = 512,
                             .columns = 20};
     moe_mx_layout_bytes bytes;
     if (moe_mx_layout_size(NULL, &a, &bytes) != MOE_OK) continue; /* this pair does not convert */
@@ -379,8 +505,13 @@ static void test_layouts(void **state) {
   for (int kind = 0; kind < 4; kind++) {
     size_t bytes[2];
     const struct array a = {index, NULL, NULL, 1024, MOE_MX_LAYOUT_NKI_STRIDED_X4};
-    const moe_nki_vector_args v = {.kind = (moe_nki_vector)(kind / 2), .dtype = MOE_DTYPE_F32, .to_nki = kind % 2,
-                                   .E = 2, .length = 640, .in = numbers, .out = results};
+    const moe_nki_vector_args v = {.kind = (moe_nki_vector)(kind / 2),
+                                   .dtype = MOE_DTYPE_F32,
+                                   .to_nki = kind % 2,
+                                   .E = 2,
+                                   .length = 640,
+                                   .in = numbers,
+                                   .out = results};
     use(FN_moe_nki_x4_permutation, &a, NULL);
     use(FN_moe_nki_vector_size, &v, bytes);
     use(FN_moe_nki_vector_convert, &v, NULL);
@@ -396,9 +527,15 @@ static void test_losses(void **state) {
       const int64_t T = shapes[i / 3][0], E = shapes[i / 3][1];
       float loss, *logits = take((size_t)(T * E) * 4), *grad = take((size_t)(T * E) * 4);
       int32_t *index = take((size_t)T * 4);
-      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
-                                      .score_function = (moe_score_function)(i % 3), .router_logits = logits,
-                                      .expert_index = index, .loss = &loss, .router_logits_grad = grad};
+      const moe_router_loss_args a = {.T = T,
+                                      .E = E,
+                                      .K = 1,
+                                      .coefficient = 0.5f,
+                                      .score_function = (moe_score_function)(i % 3),
+                                      .router_logits = logits,
+                                      .expert_index = index,
+                                      .loss = &loss,
+                                      .router_logits_grad = grad};
       snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
       use(FN_moe_router_load_balance_loss, &a, NULL);
       use(FN_moe_router_z_loss, &a, NULL);
@@ -450,11 +587,11 @@ static void test_limit(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_measure),   EACH_DTYPE(test_plain),           EACH_DTYPE(test_options),
-      EACH_DTYPE(test_mx_weights),      EACH_DTYPE(test_scaled_weights),  EACH_DTYPE(test_rounded),
-      EACH_DTYPE(test_grouped),         cmocka_unit_test(test_conversions), cmocka_unit_test(test_quantize),
-      cmocka_unit_test(test_layouts),   cmocka_unit_test(test_losses),    cmocka_unit_test(test_others),
-      cmocka_unit_test(test_limit)};
+      cmocka_unit_test(test_measure),  EACH_DTYPE(test_plain),          EACH_DTYPE(test_options),
+      EACH_DTYPE(test_mx_weights),     EACH_DTYPE(test_scaled_weights), EACH_DTYPE(test_rounded),
+      EACH_DTYPE(test_face),           EACH_DTYPE(test_grouped),        cmocka_unit_test(test_conversions),
+      cmocka_unit_test(test_quantize), cmocka_unit_test(test_layouts),  cmocka_unit_test(test_losses),
+      cmocka_unit_test(test_others),   cmocka_unit_test(test_limit)};
   if (PAINTED_SANITIZED) return puts("1..0 # SKIP sanitizers have their own variables on the stack"), 0;
   painted_open(&caller), painted_open(&worker);
   return cmocka_run_group_tests_name("stack", tests, NULL, NULL);

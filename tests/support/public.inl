@@ -5,6 +5,7 @@
      NARROW  moe_status f(moe_context *, type *, const float *, int64_t)
      CAST    the same with a uint32_t behind
      WIDEN   moe_status f(moe_context *, float *, const type *, int64_t)
+     FORWARD, BACKWARD, BACKWARD_SIZE  those of moe_layer_*
      OTHER   anything else (type is void) */
 #define PUBLIC_SIZED_(function, type) PUBLIC(function, CALL, type) PUBLIC(function##_workspace_size, SIZE, type)
 #define PUBLIC_TYPED_(name, type, NAME)                                                                               \
@@ -16,11 +17,11 @@
   PUBLIC_SIZED_(moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args)                                               \
   PUBLIC_SIZED_(moe_grouped_mlp_##name, moe_grouped_mlp_args)                                                         \
   PUBLIC_SIZED_(moe_grouped_mlp_bwd_##name, moe_grouped_mlp_args)                                                     \
-  PUBLIC(moe_layer_forward_##name, OTHER, void)                                                                       \
-  PUBLIC(moe_layer_forward_##name##_workspace_size, OTHER, void)                                                      \
-  PUBLIC(moe_layer_backward_##name, OTHER, void)                                                                      \
-  PUBLIC(moe_layer_backward_##name##_workspace_size, OTHER, void)                                                     \
-  PUBLIC(moe_layer_saved_bytes_##name, OTHER, void)                                                                   \
+  PUBLIC(moe_layer_forward_##name, FORWARD, void)                                                                     \
+  PUBLIC(moe_layer_forward_##name##_workspace_size, SIZE, moe_layer)                                                  \
+  PUBLIC(moe_layer_backward_##name, BACKWARD, void)                                                                   \
+  PUBLIC(moe_layer_backward_##name##_workspace_size, BACKWARD_SIZE, void)                                             \
+  PUBLIC(moe_layer_saved_bytes_##name, SIZE, moe_layer)                                                               \
   PUBLIC_SIZED_(moe_grouped_gemm_##name, moe_grouped_gemm_args)                                                       \
   PUBLIC_SIZED_(moe_grouped_gemm_dx_##name, moe_grouped_gemm_args)                                                    \
   PUBLIC_SIZED_(moe_grouped_gemm_dw_##name, moe_grouped_gemm_args)                                                    \
