@@ -20,8 +20,7 @@ enum { STACK_MOST = 48 << 10 };
     FUNCTIONS, FN_##function##_f32_workspace_size, FN_##function##_bf16_workspace_size, \
         FN_##function##_fp16_workspace_size                                             \
   }
-#define ALIKE(function) \
-  { function, function, function, function }
+#define ALIKE(function) {function, function, function, function}
 
 static const struct {
   size_t args;
@@ -120,9 +119,9 @@ static void use_plain(const struct problem_options *o, int packed, int extras) {
 /* Few rows and many, short sides and long ones, plain and packed. */
 static void test_plain(void **state) {
   static const int64_t shapes[][6] = {/* T, H, I, E, K, B */
-                                      {1, 130, 70, 2, 1, 1},   {5, 400, 40, 12, 4, 2},    {26, 300, 130, 3, 2, 8},
-                                      {33, 70, 270, 3, 2, 16}, {131, 96, 192, 1, 1, 131}, {300, 24, 20, 1, 1, 300},
-                                      {40, 1100, 5, 1, 1, 40}, {20, 6, 3, 3000, 3, 2},    {2100, 5, 3, 40, 2, 64}};
+                                      {1, 130, 70, 2, 1, 1},    {5, 400, 40, 12, 4, 2},    {26, 300, 130, 3, 2, 8},
+                                      {33, 70, 270, 3, 2, 16},  {131, 96, 192, 1, 1, 131}, {300, 24, 20, 1, 1, 300},
+                                      {40, 1100, 5, 1, 1, 40},  {20, 6, 3, 3000, 3, 2},    {2100, 5, 3, 40, 2, 64}};
   const moe_dtype dtype = *(const moe_dtype *)*state;
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
     const int64_t *s = shapes[i];
@@ -225,7 +224,8 @@ static void test_rounded(void **state) {
     if (quantized && mx_is_x4(s.gate_up.layout)) o.H = 512, o.I = 40;
     if (!quantized) o.H = 33 + i, o.I = 129;
     o.T = i % 2 ? 40 : 5;
-    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN, NULL, NULL};
+    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN,
+                             NULL, NULL};
     if (quantized && mx_is_x4(s.gate_up.layout)) o.mx.activation_layout = s.gate_up.layout;
     s.gate_up.element = four ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
     s.down = s.gate_up;
@@ -361,20 +361,9 @@ static void test_grouped(void **state) {
       float *x = take((size_t)(T * K) * 4), *w = take((size_t)(2 * N * K) * 4), *dy = take((size_t)(T * N) * 4);
       float *y = take((size_t)(T * N) * 4), *dx = take((size_t)(T * K) * 4), *dw = take((size_t)(2 * N * K) * 4);
       for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
-      use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T,
-                                                 .topk = 1,
-                                                 .E = 2,
-                                                 .N = N,
-                                                 .K = K,
-                                                 .m_sizes = sizes,
-                                                 .gather_indices = gather,
-                                                 .permute_x = (int)(i % 2),
-                                                 .X = x,
-                                                 .W = w,
-                                                 .dY = dy,
-                                                 .Y = y,
-                                                 .dX = dx,
-                                                 .dW = dw,
+      use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
+                                                 .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
+                                                 .dY = dy, .Y = y, .dX = dx, .dW = dw,
                                                  .accumulate = i % 2 ? MOE_ACCUMULATE_DW : 0,
                                                  .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
       free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
@@ -423,47 +412,25 @@ static void test_conversions(void **state) {
 }
 
 static void use_quantize_mx(int i, int64_t rows, int64_t columns) {
-  const moe_quantize_mx_args q = {.element = (moe_element)(i % 4),
-                                  .scale_rule = (moe_scale_rule)(i % 6),
-                                  .dtype = (moe_dtype)(i / 4 % 4),
-                                  .rows = rows,
-                                  .columns = columns,
-                                  .transposed = i / 16,
-                                  .plain = numbers,
-                                  .codes = codes,
-                                  .scales = scales};
-  const moe_dequantize_mx_args d = {.element = q.element,
-                                    .dtype = q.dtype,
-                                    .rows = rows,
-                                    .columns = columns,
-                                    .transposed = q.transposed,
-                                    .codes = codes,
-                                    .scales = scales,
-                                    .plain = results};
+  const moe_quantize_mx_args q = {.element = (moe_element)(i % 4), .scale_rule = (moe_scale_rule)(i % 6),
+                                  .dtype = (moe_dtype)(i / 4 % 4), .rows = rows, .columns = columns,
+                                  .transposed = i / 16, .plain = numbers, .codes = codes, .scales = scales};
+  const moe_dequantize_mx_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
+                                    .transposed = q.transposed, .codes = codes, .scales = scales, .plain = results};
   use(FN_moe_quantize_mx, &q, NULL);
   use(FN_moe_dequantize_mx, &d, NULL);
 }
 
 static void use_quantize_scaled(int i, int64_t rows, int64_t columns) {
   static const int64_t blocks[][2] = {{0, 0}, {1, 0}, {0, 1}, {128, 128}};
-  const moe_quantize_scaled_args q = {.element = (moe_element)(i % 3),
-                                      .dtype = (moe_dtype)(i / 4 % 4),
-                                      .rows = rows,
-                                      .columns = columns,
-                                      .block_rows = blocks[i % 4][0],
+  const moe_quantize_scaled_args q = {.element = (moe_element)(i % 3), .dtype = (moe_dtype)(i / 4 % 4), .rows = rows,
+                                      .columns = columns, .block_rows = blocks[i % 4][0],
                                       .block_columns = blocks[i % 4][1],
-                                      .plain = i < 16 ? moderate : numbers,
-                                      .codes = codes,
+                                      .plain = i < 16 ? moderate : numbers, .codes = codes,
                                       .scales = results};
-  const moe_dequantize_scaled_args d = {.element = q.element,
-                                        .dtype = q.dtype,
-                                        .rows = rows,
-                                        .columns = columns,
-                                        .block_rows = q.block_rows,
-                                        .block_columns = q.block_columns,
-                                        .codes = codes,
-                                        .scales = results,
-                                        .plain = slopes};
+  const moe_dequantize_scaled_args d = {.element = q.element, .dtype = q.dtype, .rows = rows, .columns = columns,
+                                        .block_rows = q.block_rows, .block_columns = q.block_columns, .codes = codes,
+                                        .scales = results, .plain = slopes};
   use(FN_moe_quantize_scaled, &q, NULL);
   use(FN_moe_dequantize_scaled, &d, NULL);
 }
@@ -485,13 +452,9 @@ static void test_quantize(void **state) {
 static void test_layouts(void **state) {
   (void)state;
   for (int i = 0; i < LAYOUTS * LAYOUTS * PLACEMENTS * 2; i++) {
-    moe_mx_layout_args a = {.from = (moe_mx_layout)(i % LAYOUTS),
-                            .to = (moe_mx_layout)(i / LAYOUTS % LAYOUTS),
+    moe_mx_layout_args a = {.from = (moe_mx_layout)(i % LAYOUTS), .to = (moe_mx_layout)(i / LAYOUTS % LAYOUTS),
                             .scales_to = (moe_mx_scales)(i / LAYOUTS / LAYOUTS % PLACEMENTS),
-                            .element_bits = i < LAYOUTS * LAYOUTS * PLACEMENTS ? 4 : 8,
-                            .parts = 2,
-                            .E = 1,
-                            .K = 512,
+                            .element_bits = i < LAYOUTS * LAYOUTS * PLACEMENTS ? 4 : 8, .parts = 2, .E = 1, .K = 512,
                             .columns = 20};
     moe_mx_layout_bytes bytes;
     if (moe_mx_layout_size(NULL, &a, &bytes) != MOE_OK) continue; /* this pair does not convert */
@@ -505,13 +468,8 @@ static void test_layouts(void **state) {
   for (int kind = 0; kind < 4; kind++) {
     size_t bytes[2];
     const struct array a = {index, NULL, NULL, 1024, MOE_MX_LAYOUT_NKI_STRIDED_X4};
-    const moe_nki_vector_args v = {.kind = (moe_nki_vector)(kind / 2),
-                                   .dtype = MOE_DTYPE_F32,
-                                   .to_nki = kind % 2,
-                                   .E = 2,
-                                   .length = 640,
-                                   .in = numbers,
-                                   .out = results};
+    const moe_nki_vector_args v = {.kind = (moe_nki_vector)(kind / 2), .dtype = MOE_DTYPE_F32, .to_nki = kind % 2,
+                                   .E = 2, .length = 640, .in = numbers, .out = results};
     use(FN_moe_nki_x4_permutation, &a, NULL);
     use(FN_moe_nki_vector_size, &v, bytes);
     use(FN_moe_nki_vector_convert, &v, NULL);
@@ -527,15 +485,9 @@ static void test_losses(void **state) {
       const int64_t T = shapes[i / 3][0], E = shapes[i / 3][1];
       float loss, *logits = take((size_t)(T * E) * 4), *grad = take((size_t)(T * E) * 4);
       int32_t *index = take((size_t)T * 4);
-      const moe_router_loss_args a = {.T = T,
-                                      .E = E,
-                                      .K = 1,
-                                      .coefficient = 0.5f,
-                                      .score_function = (moe_score_function)(i % 3),
-                                      .router_logits = logits,
-                                      .expert_index = index,
-                                      .loss = &loss,
-                                      .router_logits_grad = grad};
+      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
+                                      .score_function = (moe_score_function)(i % 3), .router_logits = logits,
+                                      .expert_index = index, .loss = &loss, .router_logits_grad = grad};
       snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
       use(FN_moe_router_load_balance_loss, &a, NULL);
       use(FN_moe_router_z_loss, &a, NULL);
@@ -587,11 +539,12 @@ static void test_limit(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_measure),  EACH_DTYPE(test_plain),          EACH_DTYPE(test_options),
-      EACH_DTYPE(test_mx_weights),     EACH_DTYPE(test_scaled_weights), EACH_DTYPE(test_rounded),
-      EACH_DTYPE(test_face),           EACH_DTYPE(test_grouped),        cmocka_unit_test(test_conversions),
-      cmocka_unit_test(test_quantize), cmocka_unit_test(test_layouts),  cmocka_unit_test(test_losses),
-      cmocka_unit_test(test_others),   cmocka_unit_test(test_limit)};
+      cmocka_unit_test(test_measure),   EACH_DTYPE(test_plain),           EACH_DTYPE(test_options),
+      EACH_DTYPE(test_mx_weights),      EACH_DTYPE(test_scaled_weights),  EACH_DTYPE(test_rounded),
+      EACH_DTYPE(test_face),
+      EACH_DTYPE(test_grouped),         cmocka_unit_test(test_conversions), cmocka_unit_test(test_quantize),
+      cmocka_unit_test(test_layouts),   cmocka_unit_test(test_losses),    cmocka_unit_test(test_others),
+      cmocka_unit_test(test_limit)};
   if (PAINTED_SANITIZED) return puts("1..0 # SKIP sanitizers have their own variables on the stack"), 0;
   painted_open(&caller), painted_open(&worker);
   return cmocka_run_group_tests_name("stack", tests, NULL, NULL);
