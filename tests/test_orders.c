@@ -1,5 +1,6 @@
 /* test_orders: weights in every order, whole or expert by expert, gate and up together or apart, plain or packed, give
    the bits of the default order, forward and backward; and what no order may be is refused. */
+#include "support/extras.h"
 #include "support/orders.h"
 #include "support/pool.h"
 #include "support/problem.h"
@@ -120,11 +121,13 @@ static void check_outputs(const struct problem *p, unsigned char **expected, con
 }
 
 /* The layer in other orders, `with_packed` in the forward. Outputs in the problem are those of before. */
-static void run_ordered(struct problem *p, moe_context *ctx, const moe_weight_orders *orders, int with_packed) {
+static void run_ordered(struct problem *p, moe_context *ctx, const struct extras *extras,
+                        const moe_weight_orders *orders, int with_packed) {
   struct weights w = {ordered_of(orders, p, 0, PT_GATE_UP_WEIGHT), ordered_of(orders, p, 1, PT_DOWN_WEIGHT),
                       ordered_of(orders, p, 0, PT_GATE_UP_WEIGHT_GRAD), ordered_of(orders, p, 1, PT_DOWN_WEIGHT_GRAD)};
   struct problem_args args;
   problem_make_args(p, &args);
+  extras_give(extras, &args);
   use_weights(&args, &w, orders, &p->o.layer);
   void *packed[2] = {NULL, NULL};
   if (with_packed) {
@@ -162,17 +165,23 @@ static void check_problem(const struct problem_options *o, uint64_t seed, int or
   for (int op = 0; op <= PROBLEM_ROUTE_BLOCKS; op++)
     assert_int_equal(problem_run(&p, &ctx, (enum problem_op)op), MOE_OK);
   copy_outputs(&p, before, 0);
-  assert_int_equal(problem_run(&p, &ctx, PROBLEM_FORWARD), MOE_OK);
-  assert_int_equal(problem_run(&p, &ctx, PROBLEM_BACKWARD), MOE_OK);
-  copy_outputs(&p, expected, 0);
   uint64_t s = seed + 7;
+  struct extras extras = {.hints = o->hints};
+  struct problem_args args;
+  if (seed % 2) extras = extras_random(&p, &s);
+  problem_make_args(&p, &args);
+  extras_give(&extras, &args);
+  assert_int_equal(run(&args, &ctx, PROBLEM_FORWARD), MOE_OK);
+  assert_int_equal(run(&args, &ctx, PROBLEM_BACKWARD), MOE_OK);
+  copy_outputs(&p, expected, 0);
   for (int i = 0; i < orders_count; i++) {
     const moe_weight_orders orders = test_random_orders(&s);
     copy_outputs(&p, before, 1);
-    run_ordered(&p, &ctx, &orders, !o->mx.weights.enabled && test_random_chance(&s, 3));
+    run_ordered(&p, &ctx, &extras, &orders, !o->mx.weights.enabled && test_random_chance(&s, 3));
     check_outputs(&p, expected, &orders, &ctx);
   }
   for (int i = 0; i < PT_COUNT; i++) free(before[i]), free(expected[i]);
+  free(extras.scaled);
   problem_close(&p, NULL, NULL);
 }
 
