@@ -269,17 +269,14 @@ static void test_mx(void **state) {
   assert_ok(moe_neuron_check_blockwise_mm_fwd_f32(&s.ctx, &s.model, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
   assert_memory_equal(y[0], y[1], sizeof y[0]);
   assert_true(report.bounded && report.agree);
-  y[1][77] += 1;
-  char text[2000];
-  moe_neuron_report_text(&report, text, sizeof text), puts(text);
+  y[1][77] += 8;
   assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
-  moe_neuron_report_text(&report, text, sizeof text), puts(text);
   assert_true(!report.agree && report.tensor[0].over == 1 && report.tensor[0].at == 77);
   for (int d = 0; d < 2; d++)
     s.p->fwd[d].layer.mx.activations = (moe_mx_rounding){.enabled = 1, .element = MOE_ELEMENT_E4M3FN};
   assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
   assert_true(!report.bounded && !report.agree);
-  assert_true(fabs(report.tensor[0].largest - 1) < 1e-5);
+  assert_true(fabs(report.tensor[0].largest - 8) < 1e-3);
   s.ctx.allocate = NULL, s.ctx.release = NULL;
   assert_fails(forward(&s, NULL), MOE_ERROR_OUT_OF_MEMORY, &s.ctx, "gate_and_up_proj_bias");
   s.ctx.allocate = take, s.ctx.release = give;
