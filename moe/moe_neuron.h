@@ -212,6 +212,8 @@ typedef struct moe_neuron_arithmetic {
   double operand;    /* rounding of intermediates and of per-block sums; default: half a unit of the function's type */
   double activation; /* error of act(x) and act'(x), relative to |x| and absolute; default: as operand */
   int32_t roundings; /* how many roundings an intermediate takes; default: 4 */
+  double confidence; /* c: roundings are taken as independent, and an element exceeds its bound with a chance of at most
+                        2*exp(-c^2/2); default: 8, which makes 3e-14. 1e9: bounds that always hold, and are far larger */
 } moe_neuron_arithmetic;
 
 /* How to run. All of it may be zero. */
@@ -283,13 +285,13 @@ typedef struct moe_neuron_choice {
                               What fails as it executes is an error and not computed again. choice: output (optional)
    moe_neuron_compare_<op>    compares the outputs that `args` and `device_args` point to, element by element, args' being
                               the CPU's and device_args' from wherever it is; all else is read from args. Takes memory
-                              from ctx.allocate: 4 bytes for each element that is compared, and 16*H*I for weights.
+                              from ctx.allocate: 4 to 8 bytes for each element that is compared or read.
                               Errors: as describe, OUT_OF_MEMORY, INVALID_OPTION (device_args lacks an output)
    moe_neuron_check_<op>      runs args on the CPU, device_args on the device, and compares; the two differ in where
                               outputs go. Errors: those of all three. A report with `agree` 0 is no error
 
    Bounds are those of two computations, either of which may sum in any order in binary32 and round as
-   options.arithmetic says; every element's is derived from the magnitudes of the terms that it is the sum of. */
+   options.arithmetic says; every element's is derived from the terms that it is the sum of. */
 #define MOE_NEURON_OP_LIST(X, name, NAME)                                    \
   X(blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args, FORWARD, NAME)       \
   X(blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args, BACKWARD, NAME)      \

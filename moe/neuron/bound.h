@@ -1,29 +1,46 @@
-/* What bounds are made of. e is how far one computation can be from the exact result: products accumulate in binary32 in
-   any order, |c' - c| <= gamma_n * sum |a*b|, and errors of operands are carried through. */
+/* What bounds are made of. e is how far one computation can be from the exact result. Products accumulate in binary32 in
+   any order, |c' - c| <= gamma_n * sum |a*b|. Errors of a sum's terms are carried through as independent ones: at most
+   their sum, and but for a chance of 2*exp(-c^2/2) at most c times the root of the sum of their squares, c being
+   options.arithmetic.confidence (Hoeffding; so is gamma_n, see Higham and Mary, A new approach to probabilistic
+   rounding error analysis, 2019). */
 #ifndef MOE_NEURON_BOUND_H
 #define MOE_NEURON_BOUND_H
 
 /* A comparison: where each output's e goes, [rows*row], NULL if it is not compared. */
 typedef struct moe_neuron_bounds_ {
   const moe_neuron_table *table;
-  float *of[MOE_NEURON_OPERANDS_MAX];
+  float *of[MOE_NEURON_OPERANDS_MAX];     /* e, but for errors in `square` */
+  float *square[MOE_NEURON_OPERANDS_MAX]; /* of weights' gradients: the squares of errors of their terms */
   moe_neuron_scratch_ scratch;
   moe_dtype dtype;
-  double operand, activation; /* options.arithmetic, resolved */
-  double roundings;           /* times operand */
+  double operand, activation, confidence; /* options.arithmetic, resolved */
+  double roundings;                       /* times operand */
 } moe_neuron_bounds_;
 
+/* An output's place in the table. */
+MOE_FN int32_t moe_neuron_output_(const moe_neuron_bounds_ *bounds, const char *name) {
+  int32_t i = 0;
+  while (bounds->table->operand[i].use != MOE_NEURON_OUTPUT || strcmp(bounds->table->operand[i].name, name) != 0) i++;
+  return i;
+}
 MOE_FN float *moe_neuron_bound_of_(const moe_neuron_bounds_ *bounds, const char *name) {
-  for (int32_t i = 0; i < bounds->table->count; i++)
-    if (bounds->table->operand[i].use == MOE_NEURON_OUTPUT && strcmp(bounds->table->operand[i].name, name) == 0)
-      return bounds->of[i];
-  return NULL;
+  return bounds->of[moe_neuron_output_(bounds, name)];
 }
 
 #define MOE_NEURON_U_ 0x1p-24
-MOE_FN double moe_neuron_gamma_(int64_t n) {
-  const double u = (double)(n + 2) * MOE_NEURON_U_;
+
+/* How much n roundings of one size can add up to. */
+MOE_FN double moe_neuron_times_rounded_(const moe_neuron_bounds_ *bounds, int64_t n) {
+  return fmin((double)n, bounds->confidence * sqrt((double)n));
+}
+MOE_FN double moe_neuron_gamma_(const moe_neuron_bounds_ *bounds, int64_t n) {
+  const double u = moe_neuron_times_rounded_(bounds, n + 2) * MOE_NEURON_U_;
   return u < 0.5 ? u / (1 - u) : 1;
+}
+
+/* What errors can add up to, given their sum and that of their squares. */
+MOE_FN double moe_neuron_carried_(const moe_neuron_bounds_ *bounds, double sum, double squares) {
+  return fmin(sum, bounds->confidence * sqrt(squares));
 }
 
 /* e += x in float, rounded up. */

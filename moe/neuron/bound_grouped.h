@@ -19,12 +19,13 @@ MOE_FN void moe_neuron_grouped_row_(const moe_neuron_bounds_ *bounds, const moe_
   const int64_t slot = a->gather_indices ? a->gather_indices[pos] : pos;
   const float *xr = x ? x + (a->permute_x ? slot / a->topk : pos) * a->K : NULL;
   const float *yr = dy ? dy + (a->permute_y ? slot : pos) * a->N : NULL;
-  float *y = moe_neuron_bound_of_(bounds, "Y"), *dx = moe_neuron_bound_of_(bounds, "dX"),
-        *dw = moe_neuron_bound_of_(bounds, "dW");
+  float *const bound = bounds->of[bounds->table->count - 1]; /* of the one output, which comes last */
+  const char output = bounds->table->operand[bounds->table->count - 1].name[1];
+  float *y = output == 0 ? bound : NULL, *dx = output == 'X' ? bound : NULL, *dw = output == 'W' ? bound : NULL;
   if (y) {
     const float *value = moe_neuron_expert_(w, e);
     const double scale = a->topk_weights ? fabs((double)a->topk_weights[slot]) : 1;
-    const double f = (moe_neuron_gamma_(a->K) + (a->topk_weights ? bounds->operand : 0)) * scale;
+    const double f = (moe_neuron_gamma_(bounds, a->K) + (a->topk_weights ? bounds->operand : 0)) * scale;
     float *to = y + (a->permute_y ? slot : pos) * a->N;
     for (int64_t n = 0; n < a->N; n++) moe_neuron_more_(to + n, f * moe_neuron_magnitude_(xr, value + n * a->K, a->K));
   }
@@ -32,16 +33,17 @@ MOE_FN void moe_neuron_grouped_row_(const moe_neuron_bounds_ *bounds, const moe_
     const float *value = moe_neuron_expert_(w, e);
     float *to = dx + (a->permute_x ? slot : pos) * a->K;
     for (int64_t n = 0; n < a->N; n++)
-      moe_neuron_add_magnitudes_(to, moe_neuron_gamma_(a->N) * fabs((double)yr[n]), value + n * a->K, a->K);
+      moe_neuron_add_magnitudes_(to, moe_neuron_gamma_(bounds, a->N) * fabs((double)yr[n]), value + n * a->K, a->K);
   }
   for (int64_t n = 0; n < a->N && dw; n++)
-    moe_neuron_add_magnitudes_(dw + (e * a->N + n) * a->K, moe_neuron_gamma_(rows) * fabs((double)yr[n]), xr, a->K);
+    moe_neuron_add_magnitudes_(dw + (e * a->N + n) * a->K, moe_neuron_gamma_(bounds, rows) * fabs((double)yr[n]), xr, a->K);
 }
 
 MOE_FN moe_status moe_neuron_bound_grouped_(moe_context *ctx, const void *arguments, moe_neuron_bounds_ *bounds) {
   const moe_grouped_gemm_args *a = (const moe_grouped_gemm_args *)arguments;
   const int64_t total = a->num_tokens * a->topk;
-  const int dw_only = moe_neuron_bound_of_(bounds, "dW") != NULL, dx = moe_neuron_bound_of_(bounds, "dX") != NULL;
+  const char output = bounds->table->operand[bounds->table->count - 1].name[1];
+  const int dw_only = output == 'W', dx = output == 'X';
   int failed = 0;
   moe_neuron_weight_ w = {.plain = a->W, .dtype = bounds->dtype, .K = a->N, .parts = 1, .columns = a->K};
   const float *x = dx ? NULL : moe_neuron_floats_(bounds, bounds->dtype, a->X,

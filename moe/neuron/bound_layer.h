@@ -23,6 +23,7 @@ typedef struct moe_neuron_layer_ {
   moe_neuron_values_ dm;    /* [I]: dY*Wd^T */
   moe_neuron_values_ h;     /* [H] */
   double *act, *act_grad;   /* [2,I]: act(g) and act'(g), then their errors */
+  double *size;             /* [2,H]: sums of a product */
 } moe_neuron_layer_;
 
 /* A row: block, place in it, token, expert, affinity. */
@@ -100,7 +101,7 @@ MOE_FN void moe_neuron_gate_up_(moe_neuron_layer_ *y, const moe_neuron_row_ *row
   const moe_blockwise_layer *l = y->l;
   const int64_t n = 2 * l->I;
   const float *w = moe_neuron_expert_(&y->gate_up, row->e);
-  const double a = l->config.affinity_mode == MOE_AFFINITY_PRE_SCALE ? row->a : 1, gamma = moe_neuron_gamma_(l->H);
+  const double a = l->config.affinity_mode == MOE_AFFINITY_PRE_SCALE ? row->a : 1, gamma = moe_neuron_gamma_(y->bounds, l->H);
   memset(y->gu.v, 0, (size_t)n * sizeof *y->gu.v), memset(y->gu.e, 0, (size_t)n * sizeof *y->gu.e);
   for (int64_t h = 0; h < l->H; h++) {
     const double x = (double)y->x[row->t * l->H + h];
@@ -137,30 +138,33 @@ MOE_FN void moe_neuron_glu_(moe_neuron_layer_ *y, double a) {
 }
 
 /* v[h] = x*W over n rows of H columns, and its e, for operands with errors. */
-MOE_FN void moe_neuron_times_(const moe_neuron_values_ *x, const float *w, int64_t n, int64_t H,
+MOE_FN void moe_neuron_times_(moe_neuron_layer_ *y, const moe_neuron_values_ *x, const float *w, int64_t n, int64_t H,
                               moe_neuron_values_ *to) {
-  const double gamma = moe_neuron_gamma_(n);
+  const double gamma = moe_neuron_gamma_(y->bounds, n);
+  double *const size = y->size, *const square = y->size + H;
   memset(to->v, 0, (size_t)H * sizeof *to->v), memset(to->e, 0, (size_t)H * sizeof *to->e);
-  for (int64_t i = 0; i < n; i++) {
-    const double v = x->v[i], e = gamma * fabs(v) + (1 + gamma) * x->e[i];
+  memset(size, 0, (size_t)(2 * H) * sizeof *size);
+  for (int64_t i = 0; i < n; i++)
     for (int64_t h = 0; h < H; h++) {
-      to->v[h] += v * (double)w[i * H + h];
-      to->e[h] += e * fabs((double)w[i * H + h]);
+      const double p = x->v[i] * (double)w[i * H + h], e = x->e[i] * fabs((double)w[i * H + h]);
+      to->v[h] += p, to->e[h] += e;
+      size[h] += fabs(p), square[h] += e * e;
     }
-  }
+  for (int64_t h = 0; h < H; h++)
+    to->e[h] = (1 + gamma) * moe_neuron_carried_(y->bounds, to->e[h], square[h]) + gamma * size[h];
 }
 
 /* v[i] = <x, row i of W>, n rows of H columns. */
-MOE_FN void moe_neuron_times_transposed_(const moe_neuron_values_ *x, const float *w, int64_t n, int64_t H,
-                                         moe_neuron_values_ *to) {
-  const double gamma = moe_neuron_gamma_(H);
+MOE_FN void moe_neuron_times_transposed_(const moe_neuron_bounds_ *bounds, const moe_neuron_values_ *x, const float *w,
+                                         int64_t n, int64_t H, moe_neuron_values_ *to) {
+  const double gamma = moe_neuron_gamma_(bounds, H);
   for (int64_t i = 0; i < n; i++) {
-    double v = 0, e = 0;
+    double v = 0, sum = 0, square = 0, size = 0;
     for (int64_t h = 0; h < H; h++) {
-      v += x->v[h] * (double)w[i * H + h];
-      e += (gamma * fabs(x->v[h]) + (1 + gamma) * x->e[h]) * fabs((double)w[i * H + h]);
+      const double p = x->v[h] * (double)w[i * H + h], e = x->e[h] * fabs((double)w[i * H + h]);
+      v += p, sum += e, size += fabs(p), square += e * e;
     }
-    to->v[i] = v, to->e[i] = e;
+    to->v[i] = v, to->e[i] = (1 + gamma) * moe_neuron_carried_(bounds, sum, square) + gamma * size;
   }
 }
 
@@ -186,7 +190,7 @@ MOE_FN void moe_neuron_forward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ 
     moe_neuron_more_(gate_up + (row->b * 2 * l->I + j) * l->B + row->r, y->gu.e[j]);
   if (!output && !down) return;
   moe_neuron_glu_(y, mode == MOE_AFFINITY_ON_I ? row->a : 1);
-  moe_neuron_times_(&y->m, moe_neuron_expert_(&y->down, row->e), l->I, l->H, &y->h);
+  moe_neuron_times_(y, &y->m, moe_neuron_expert_(&y->down, row->e), l->I, l->H, &y->h);
   for (int64_t h = 0; h < l->H; h++) {
     const double b = y->down_bias ? (double)y->down_bias[row->e * l->H + h] : 0;
     y->h.v[h] += mode == MOE_AFFINITY_ON_I ? row->a * b : b;
@@ -238,25 +242,41 @@ MOE_FN void moe_neuron_gate_up_grad_(moe_neuron_layer_ *y, double a) {
   }
 }
 
+/* Adds an expert's row to a gradient: n terms f*|x| with values v and errors e of their own. */
+MOE_FN void moe_neuron_contract_(const moe_neuron_layer_ *y, const moe_neuron_row_ *row, const char *name, int64_t at,
+                                 int64_t n, double f, const double *v, const double *e) {
+  const moe_neuron_bounds_ *b = y->bounds;
+  const int32_t output = moe_neuron_output_(b, name);
+  const double sums = moe_neuron_gamma_(b, y->rows[row->e]) +
+                      b->operand * moe_neuron_times_rounded_(b, y->blocks[row->e]); /* partial sums are rounded */
+  for (int64_t j = 0; j < n; j++) {
+    const double error = f * (e[j] + 2 * b->operand * (v[j] + e[j]));
+    moe_neuron_more_(b->of[output] + at + j, f * sums * (v[j] + e[j]));
+    moe_neuron_more_(b->square[output] + at + j, error * error);
+  }
+}
+
 /* dWgu and its bias, dWd and its bias: an expert's rows are contracted, block by block. */
 MOE_FN void moe_neuron_weight_grads_(moe_neuron_layer_ *y, const moe_neuron_row_ *row, double a_x, double a_m) {
   const moe_blockwise_layer *l = y->l;
   const int64_t n = 2 * l->I;
-  const double s = y->bounds->operand, sums = moe_neuron_gamma_(y->rows[row->e]) + s * (double)y->blocks[row->e];
   const float *x = y->x + row->t * l->H, *dy = y->dy + row->t * l->H;
-  float *gate_up = moe_neuron_bound_of_(y->bounds, "gate_up_proj_weight_grad"),
-        *down = moe_neuron_bound_of_(y->bounds, "down_proj_weight_grad"),
-        *gate_up_bias = moe_neuron_bound_of_(y->bounds, "gate_and_up_proj_bias_grad"),
-        *down_bias = moe_neuron_bound_of_(y->bounds, "down_proj_bias_grad");
-  for (int64_t j = 0; j < n; j++) y->gu.e[j] += (sums + 2 * s) * (fabs(y->gu.v[j]) + y->gu.e[j]);
-  for (int64_t h = 0; h < l->H && gate_up; h++)
-    for (int64_t j = 0; j < n; j++)
-      moe_neuron_more_(gate_up + (row->e * l->H + h) * n + j, fabs(a_x * (double)x[h]) * y->gu.e[j]);
-  for (int64_t j = 0; j < n && gate_up_bias; j++) moe_neuron_more_(gate_up_bias + row->e * n + j, y->gu.e[j]);
-  for (int64_t i = 0; i < l->I && down; i++)
-    moe_neuron_add_magnitudes_(down + (row->e * l->I + i) * l->H,
-                               fabs(a_m) * (y->m.e[i] + (sums + 2 * s) * (fabs(y->m.v[i]) + y->m.e[i])), dy, l->H);
-  if (down_bias) moe_neuron_add_magnitudes_(down_bias + row->e * l->H, fabs(a_m) * (sums + 2 * s), dy, l->H);
+  for (int64_t j = 0; j < n; j++) y->gu.v[j] = fabs(y->gu.v[j]);
+  for (int64_t h = 0; h < l->H; h++) y->h.v[h] = fabs((double)dy[h]), y->h.e[h] = 0;
+  for (int64_t h = 0; h < l->H && moe_neuron_bound_of_(y->bounds, "gate_up_proj_weight_grad"); h++)
+    moe_neuron_contract_(y, row, "gate_up_proj_weight_grad", (row->e * l->H + h) * n, n, fabs(a_x * (double)x[h]),
+                         y->gu.v, y->gu.e);
+  for (int64_t i = 0; i < l->I && moe_neuron_bound_of_(y->bounds, "down_proj_weight_grad"); i++) {
+    const double m = fabs(y->m.v[i]) + y->m.e[i];
+    for (int64_t h = 0; h < l->H; h++) y->h.e[h] = m > 0 ? y->h.v[h] * y->m.e[i] / m : 0;
+    moe_neuron_contract_(y, row, "down_proj_weight_grad", (row->e * l->I + i) * l->H, l->H, fabs(a_m) * m, y->h.v,
+                         y->h.e);
+  }
+  if (moe_neuron_bound_of_(y->bounds, "gate_and_up_proj_bias_grad"))
+    moe_neuron_contract_(y, row, "gate_and_up_proj_bias_grad", row->e * n, n, 1, y->gu.v, y->gu.e);
+  memset(y->h.e, 0, (size_t)l->H * sizeof *y->h.e);
+  if (moe_neuron_bound_of_(y->bounds, "down_proj_bias_grad"))
+    moe_neuron_contract_(y, row, "down_proj_bias_grad", row->e * l->H, l->H, fabs(a_m), y->h.v, y->h.e);
 }
 
 /* The affinity's gradient by whichever formula; h holds dX before it is scaled. */
@@ -265,27 +285,29 @@ MOE_FN double moe_neuron_affinity_grad_(const moe_neuron_layer_ *y, const moe_ne
   const moe_blockwise_mm_bwd_args *args = y->backward;
   const moe_affinity_mode mode = l->config.affinity_mode;
   const double s = y->bounds->operand;
-  double e = 0;
-  if (mode == MOE_AFFINITY_NO_SCALE) return 0;
-  if (mode == MOE_AFFINITY_PRE_SCALE) {
-    for (int64_t h = 0; h < l->H; h++)
-      e += fabs((double)y->x[row->t * l->H + h]) *
-           (y->h.e[h] + (moe_neuron_gamma_(l->H) + s) * (fabs(y->h.v[h]) + y->h.e[h]));
-    return e;
-  }
+  const double on_h_sum = moe_neuron_gamma_(y->bounds, l->H), sums = moe_neuron_gamma_(y->bounds, l->I + l->H);
   const int on_h = mode == MOE_AFFINITY_POST_SCALE && args->affinity_option == MOE_AFFINITY_OPTION_ON_H &&
                    args->down_activations;
-  for (int64_t h = 0; h < l->H; h++) {
+  double e = 0, sum = 0, square = 0;
+  if (mode == MOE_AFFINITY_NO_SCALE) return 0;
+  for (int64_t h = 0; h < l->H && mode == MOE_AFFINITY_PRE_SCALE; h++) {
+    const double x = fabs((double)y->x[row->t * l->H + h]), term = x * (y->h.e[h] + s * fabs(y->h.v[h]));
+    e += on_h_sum * x * (fabs(y->h.v[h]) + y->h.e[h]), sum += term, square += term * term;
+  }
+  for (int64_t h = 0; h < l->H && mode != MOE_AFFINITY_PRE_SCALE; h++) {
     float d = 0;
     if (on_h)
       moe_neuron_widen_(y->checkpoint_dtype, args->down_activations, (row->b * l->B + row->r) * l->H + h, 1, &d);
     else if (y->down_bias) d = y->down_bias[row->e * l->H + h];
-    e += fabs((double)y->dy[row->t * l->H + h] * (double)d) * (moe_neuron_gamma_(l->H) + s);
+    const double p = fabs((double)y->dy[row->t * l->H + h] * (double)d);
+    e += sums * p, sum += s * p, square += s * p * s * p;
   }
-  for (int64_t i = 0; i < l->I && !on_h; i++)
-    e += moe_neuron_product_(y->dm.v[i], y->dm.e[i], y->m.v[i], y->m.e[i]) +
-         (moe_neuron_gamma_(l->I + l->H) + s) * fabs(y->dm.v[i] * y->m.v[i]);
-  return e;
+  for (int64_t i = 0; i < l->I && mode != MOE_AFFINITY_PRE_SCALE && !on_h; i++) {
+    const double p = fabs(y->dm.v[i] * y->m.v[i]);
+    const double term = moe_neuron_product_(y->dm.v[i], y->dm.e[i], y->m.v[i], y->m.e[i]) + s * p;
+    e += sums * (p + term), sum += term, square += term * term;
+  }
+  return e + moe_neuron_carried_(y->bounds, sum, square);
 }
 
 MOE_FN void moe_neuron_backward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ *row) {
@@ -300,11 +322,11 @@ MOE_FN void moe_neuron_backward_row_(moe_neuron_layer_ *y, const moe_neuron_row_
     y->h.v[h] = (double)y->dy[row->t * l->H + h];
     y->h.e[h] = 2 * y->bounds->operand * fabs(y->h.v[h]); /* a*dY may be rounded */
   }
-  moe_neuron_times_transposed_(&y->h, moe_neuron_expert_(&y->down, row->e), l->I, l->H, &y->dm);
+  moe_neuron_times_transposed_(y->bounds, &y->h, moe_neuron_expert_(&y->down, row->e), l->I, l->H, &y->dm);
   moe_neuron_gate_up_grad_(y, post ? row->a : 1);
   if (dx || (da && pre)) {
     const float *w = moe_neuron_expert_(&y->gate_up, row->e);
-    moe_neuron_times_transposed_(&y->gu, w, l->H, 2 * l->I, &y->h);
+    moe_neuron_times_transposed_(y->bounds, &y->gu, w, l->H, 2 * l->I, &y->h);
   }
   if (dx) moe_neuron_term_(y, row->t, dx, pre ? row->a : 1);
   if (da) moe_neuron_more_(da + row->t * l->E + row->e, moe_neuron_affinity_grad_(y, row));
@@ -371,9 +393,10 @@ MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, 
   y->terms = (int32_t *)moe_neuron_take_(&b->scratch, l->T, sizeof *y->terms);
   y->sum = (float *)moe_neuron_take_(&b->scratch, l->T * l->H, sizeof *y->sum);
   y->act = (double *)moe_neuron_take_(&b->scratch, 2 * l->I, sizeof *y->act);
+  y->size = (double *)moe_neuron_take_(&b->scratch, 2 * l->H, sizeof *y->size);
   y->act_grad = (double *)moe_neuron_take_(&b->scratch, 2 * l->I, sizeof *y->act_grad);
   if (failed || (not_accumulating && !y->last) || !y->rows || !y->blocks || !y->terms || !y->sum || !y->act ||
-      !y->act_grad || !moe_neuron_take_values_(b, &y->gu, 2 * l->I) || !moe_neuron_take_values_(b, &y->m, l->I) ||
+      !y->act_grad || !y->size || !moe_neuron_take_values_(b, &y->gu, 2 * l->I) || !moe_neuron_take_values_(b, &y->m, l->I) ||
       !moe_neuron_take_values_(b, &y->dm, l->I) || !moe_neuron_take_values_(b, &y->h, l->H))
     return moe_neuron_no_memory_(ctx);
   MOE_NEURON_TRY_(moe_neuron_weight_new_(ctx, b, &y->gate_up, l->E));

@@ -88,12 +88,16 @@ MOE_FN moe_status moe_neuron_take_bounds_(moe_context *ctx, const moe_neuron_op_
   bounds->table = table, bounds->dtype = op->dtype;
   bounds->operand = a->operand > 0 ? a->operand : moe_neuron_unit_(op->dtype);
   bounds->activation = a->activation > 0 ? a->activation : bounds->operand;
+  bounds->confidence = a->confidence > 0 ? a->confidence : 8;
   bounds->roundings = (a->roundings > 0 ? a->roundings : 4) * bounds->operand;
   for (int32_t i = 0; i < table->count; i++) {
     const moe_neuron_operand *o = &table->operand[i];
     if (o->use != MOE_NEURON_OUTPUT || !o->data) continue;
     bounds->of[i] = (float *)moe_neuron_take_(&bounds->scratch, moe_mul_(o->rows, o->row), sizeof(float));
     if (!bounds->of[i]) return moe_neuron_no_memory_(ctx);
+    if (op->kind != MOE_NEURON_BACKWARD_ || !strstr(o->name, "_proj_")) continue;
+    bounds->square[i] = (float *)moe_neuron_take_(&bounds->scratch, moe_mul_(o->rows, o->row), sizeof(float));
+    if (!bounds->square[i]) return moe_neuron_no_memory_(ctx);
   }
   return MOE_OK;
 }
@@ -117,7 +121,10 @@ MOE_FN moe_status moe_neuron_compare_(moe_context *ctx, const moe_neuron_op_ *op
   for (int32_t i = 0; i < cpu.count && status == MOE_OK; i++) {
     if (cpu.operand[i].use != MOE_NEURON_OUTPUT || !cpu.operand[i].data) continue;
     moe_neuron_error *error = &report->tensor[report->count++];
-    moe_neuron_judge_tensor_(&cpu.operand[i], &device.operand[i], bounds.of[i], error);
+    const moe_neuron_operand *o = &cpu.operand[i];
+    for (int64_t k = 0; k < o->rows * o->row && bounds.square[i]; k++)
+      moe_neuron_more_(&bounds.of[i][k], bounds.confidence * sqrt((double)bounds.square[i][k]));
+    moe_neuron_judge_tensor_(o, &device.operand[i], bounds.of[i], error);
     report->agree &= error->over == 0;
   }
   moe_neuron_give_(&bounds.scratch);

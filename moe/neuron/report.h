@@ -5,8 +5,8 @@
 /* Memory that a comparison takes, released all at once. */
 typedef struct moe_neuron_scratch_ {
   moe_context *ctx;
-  void *block[32];
-  size_t bytes[32];
+  void *block[48];
+  size_t bytes[48];
   int count;
 } moe_neuron_scratch_;
 
@@ -14,7 +14,7 @@ typedef struct moe_neuron_scratch_ {
 MOE_FN void *moe_neuron_take_(moe_neuron_scratch_ *scratch, int64_t count, size_t size) {
   const int64_t bytes = moe_mul_(count > 0 ? count : 1, (int64_t)size);
   moe_context *ctx = scratch->ctx;
-  if (bytes < 0 || scratch->count == 32 || !ctx || !ctx->allocate) return NULL;
+  if (bytes < 0 || scratch->count == 48 || !ctx || !ctx->allocate) return NULL;
   void *memory = ctx->allocate(ctx->allocator_user, (size_t)bytes);
   if (!memory) return NULL;
   scratch->block[scratch->count] = memset(memory, 0, (size_t)bytes);
