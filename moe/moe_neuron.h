@@ -194,7 +194,7 @@ typedef struct moe_neuron_operand {
   int64_t rows, row, step;
 } moe_neuron_operand;
 
-enum { MOE_NEURON_OPERANDS_MAX = 24 };
+enum { MOE_NEURON_OPERANDS_MAX = 40 };
 typedef struct moe_neuron_table {
   moe_neuron_operand operand[MOE_NEURON_OPERANDS_MAX];
   int32_t count;
@@ -278,8 +278,9 @@ typedef struct moe_neuron_choice {
 /* For every operation and element type, <op> being blockwise_mm_fwd_bf16 say:
 
    moe_neuron_describe_<op>   the table of a call. Options and shapes are checked as the CPU's function does; ids, too.
+                              Gradients that are accumulated are inputs as well, hidden_states_grad_out say.
                               Errors: that function's, and UNSUPPORTED for what a kernel cannot be asked: accumulating
-                              into outputs, packed weights, MX weights in no layout of Trainium's
+                              into other outputs, packed weights, MX weights in no layout of Trainium's
    moe_neuron_<op>            describe and run. Errors: those of both
    moe_neuron_or_cpu_<op>     that, or the CPU's function where model is NULL or not loaded, or the call does not fit it.
                               What fails as it executes is an error and not computed again. choice: output (optional)

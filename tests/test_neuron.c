@@ -389,7 +389,7 @@ static void test_arguments(void **state) {
   moe_blockwise_mm_fwd_args *args = &s.p->fwd[1];
   args->accumulate = MOE_ACCUMULATE_OUTPUT;
   assert_fails(forward(&s, NULL), MOE_ERROR_UNSUPPORTED, &s.ctx, "accumulate");
-  args->accumulate = 0, args->layer.T = 0;
+  args->accumulate = 0, args->layer.T = -1;
   assert_fails(forward(&s, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "T");
   args->layer.T = T, s.p->ids[3] = T + 1;
   assert_fails(forward(&s, NULL), MOE_ERROR_INVALID_INDEX, &s.ctx, "token_position_to_id has 14 at 3");

@@ -185,11 +185,15 @@ MOE_FN void moe_neuron_forward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ 
   const moe_affinity_mode mode = l->config.affinity_mode;
   float *output = moe_neuron_bound_of_(y->bounds, "output"), *down = moe_neuron_bound_of_(y->bounds, "down_activations"),
         *gate_up = moe_neuron_bound_of_(y->bounds, "gate_up_activations_T");
+  float *scaled = moe_neuron_bound_of_(y->bounds, "scaled_intermediate_checkpoint_T");
+  const int post = mode == MOE_AFFINITY_POST_SCALE;
   moe_neuron_gate_up_(y, row);
   for (int64_t j = 0; j < 2 * l->I && gate_up; j++)
     moe_neuron_more_(gate_up + (row->b * 2 * l->I + j) * l->B + row->r, y->gu.e[j]);
-  if (!output && !down) return;
+  if (!output && !down && !scaled) return;
   moe_neuron_glu_(y, mode == MOE_AFFINITY_ON_I ? row->a : 1);
+  for (int64_t i = 0; i < l->I && scaled; i++)
+    moe_neuron_more_(scaled + (row->b * l->I + i) * l->B + row->r, (post ? fabs(row->a) : 1) * y->m.e[i]);
   moe_neuron_times_(y, &y->m, moe_neuron_expert_(&y->down, row->e), l->I, l->H, &y->h);
   for (int64_t h = 0; h < l->H; h++) {
     const double b = y->down_bias ? (double)y->down_bias[row->e * l->H + h] : 0;
@@ -197,7 +201,7 @@ MOE_FN void moe_neuron_forward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ 
     y->h.e[h] += 2 * MOE_NEURON_U_ * (fabs(y->h.v[h]) + fabs(b) * fmax(1, fabs(row->a)));
     if (down) moe_neuron_more_(down + (row->b * l->B + row->r) * l->H + h, y->h.e[h]);
   }
-  if (output) moe_neuron_term_(y, row->t, output, mode == MOE_AFFINITY_POST_SCALE ? row->a : 1);
+  if (output) moe_neuron_term_(y, row->t, output, post ? row->a : 1);
 }
 
 /* --------------------------------------------------------------------------------------------------------- backward */
@@ -345,12 +349,13 @@ MOE_FN int64_t moe_neuron_block_expert_(const moe_blockwise_layer *l, int droppi
 MOE_FN void moe_neuron_walk_(moe_neuron_layer_ *y, int dropping,
                              void (*each)(moe_neuron_layer_ *y, const moe_neuron_row_ *row)) {
   const moe_blockwise_layer *l = y->l;
+  const int64_t tokens = l->num_valid_tokens ? *l->num_valid_tokens : l->T;
   for (int64_t b = 0; b < l->N; b++) {
     const int64_t e = moe_neuron_block_expert_(l, dropping, b);
     if (e >= 0 && !each) y->blocks[e]++;
     for (int64_t r = 0; r < l->B && e >= 0; r++) {
       const int64_t t = l->token_position_to_id[b * l->B + r];
-      if (t < 0 || t >= l->T) continue;
+      if (t < 0 || t >= tokens) continue;
       if (!each) {
         y->rows[e]++;
         if (y->last) y->last[t] = b;

@@ -29,7 +29,10 @@ MOE_FN moe_nrt_dtype moe_neuron_dtype_(moe_dtype dtype) {
 
 /* ----------------------------------------------------------------------------------------------------- adding a row */
 
-/* Adds a tensor. Its size cannot overflow: that has been checked. The shape ends with a 0. */
+/* A shape: how many axes, then the axes. */
+#define MOE_NEURON_SHAPE_(...) ((const int64_t[]){sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), __VA_ARGS__})
+
+/* Adds a tensor. Its size cannot overflow: that has been checked. */
 MOE_FN moe_neuron_operand *moe_neuron_add_(moe_neuron_call_ *call, const char *name, const void *data,
                                            moe_nrt_dtype dtype, const int64_t *shape) {
   moe_neuron_operand *operand = &call->table->operand[call->table->count++];
@@ -38,13 +41,17 @@ MOE_FN moe_neuron_operand *moe_neuron_add_(moe_neuron_call_ *call, const char *n
   operand->data = (void *)(uintptr_t)data;
   operand->dtype = dtype;
   operand->bytes = moe_neuron_dtype_bytes_(dtype);
-  for (; shape[operand->ndim] > 0; operand->ndim++) {
-    operand->shape[operand->ndim] = shape[operand->ndim];
-    operand->bytes *= (size_t)shape[operand->ndim];
+  for (operand->ndim = 0; operand->ndim < shape[0]; operand->ndim++) {
+    operand->shape[operand->ndim] = shape[operand->ndim + 1];
+    operand->bytes *= (size_t)shape[operand->ndim + 1];
   }
   return operand;
 }
-#define MOE_NEURON_SHAPE_(...) ((const int64_t[]){__VA_ARGS__, 0})
+
+/* Lets the NEFF's tensor have one row more: of its last axis. */
+MOE_FN void moe_neuron_pad_row_(moe_neuron_operand *operand) {
+  operand->padding = (size_t)operand->shape[operand->ndim - 1] * moe_neuron_dtype_bytes_(operand->dtype);
+}
 
 /* Adds one of floats, `dtype` or by default the function's type; or an output of them, which can be compared. */
 MOE_FN moe_neuron_operand *moe_neuron_add_float_(moe_neuron_call_ *call, const char *name, const void *data,
@@ -126,19 +133,19 @@ MOE_FN void moe_neuron_add_hidden_(moe_neuron_call_ *call, const char *name, con
   moe_neuron_operand *operand;
   if (!a) {
     operand = moe_neuron_add_float_(call, name, plain, MOE_DTYPE_DEFAULT, MOE_NEURON_SHAPE_(T, H));
-    operand->padding = operand->bytes / (size_t)T;
+    moe_neuron_pad_row_(operand);
     return;
   }
   const int64_t columns = a->element == MOE_ELEMENT_E2M1 ? moe_ceil_div_(H, 2) : H;
   operand = moe_neuron_add_(call, name, a->codes, moe_neuron_element_(a->element), MOE_NEURON_SHAPE_(T, columns));
-  operand->padding = (size_t)columns;
+  moe_neuron_pad_row_(operand);
   const int64_t rows = !a->float_scales ? T : a->block_rows ? moe_ceil_div_(T, a->block_rows) : 1;
   const int64_t groups = !a->float_scales ? moe_ceil_div_(H, 32)
                          : a->block_columns ? moe_ceil_div_(H, a->block_columns) : 1;
   operand = moe_neuron_add_(call, scales_name, a->scales,
                             a->float_scales ? MOE_NRT_DTYPE_FLOAT32 : MOE_NRT_DTYPE_UINT8,
                             MOE_NEURON_SHAPE_(rows, groups));
-  if (rows == T) operand->padding = operand->bytes / (size_t)T;
+  if (rows == T) moe_neuron_pad_row_(operand);
 }
 
 /* -------------------------------------------------------------------------------------------------------- the layer */
@@ -146,6 +153,8 @@ MOE_FN void moe_neuron_add_hidden_(moe_neuron_call_ *call, const char *name, con
 /* That no id is out of range: on the device that is found by a fault. */
 MOE_FN moe_status moe_neuron_check_ids_(moe_context *ctx, const moe_blockwise_layer *l, int dropping) {
   const int32_t padding = l->skip_token ? -1 : (int32_t)l->T;
+  if (l->num_valid_tokens && (*l->num_valid_tokens < 0 || *l->num_valid_tokens > l->T))
+    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_INDEX, "num_valid_tokens must be from 0 to T");
   for (int64_t i = 0; i < l->N * l->B && l->token_position_to_id; i++)
     if (l->token_position_to_id[i] != padding && (l->token_position_to_id[i] < 0 || l->token_position_to_id[i] >= l->T))
       return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_INDEX, "token_position_to_id has %d at %lld, which is no token",
@@ -170,7 +179,7 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
   o = moe_neuron_add_float_(call, "expert_affinities_masked", l->expert_affinities_masked,
                             l->affinity_dtype == MOE_DTYPE_DEFAULT ? MOE_DTYPE_F32 : l->affinity_dtype,
                             MOE_NEURON_SHAPE_(l->T, l->E));
-  o->padding = o->bytes / (size_t)l->T;
+  moe_neuron_pad_row_(o);
   o->zero_if_absent = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE;
   if (plain_gate_up)
     moe_neuron_add_float_(call, "gate_up_proj_weight", l->gate_up_proj_weight, MOE_DTYPE_DEFAULT,
@@ -203,6 +212,11 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
     moe_neuron_add_(call, "block_to_expert", l->block_to_expert, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(l->N));
   o = moe_neuron_add_(call, "conditions", l->conditions, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(l->N));
   o->padding = 8, o->optional = 1;
+  moe_neuron_add_(call, "num_valid_tokens", l->num_valid_tokens, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(1))->optional = 1;
+  moe_neuron_add_float_(call, "gate_up_in_scale", l->mx.gate_up_in_scale, MOE_DTYPE_F32,
+                        MOE_NEURON_SHAPE_(l->E))->optional = 1;
+  moe_neuron_add_float_(call, "down_in_scale", l->mx.down_in_scale, MOE_DTYPE_F32,
+                        MOE_NEURON_SHAPE_(l->E))->optional = 1;
   return MOE_OK;
 }
 
@@ -233,8 +247,18 @@ MOE_FN moe_status moe_neuron_describe_forward_(moe_context *ctx, const void *arg
                          MOE_NEURON_SHAPE_(l->N, 2, l->I, l->B));
   moe_neuron_add_output_(call, "down_activations", args->down_activations, l->checkpoint_dtype,
                          MOE_NEURON_SHAPE_(l->N, l->B, l->H));
+  moe_neuron_add_output_(call, "scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T,
+                         l->checkpoint_dtype, MOE_NEURON_SHAPE_(l->N, l->I, l->B));
   moe_neuron_add_forward_output_(call, args);
   return MOE_OK;
+}
+
+/* A gradient; where it is accumulated, what it holds is an input as well, under nki-library's name for that. */
+MOE_FN moe_neuron_operand *moe_neuron_add_gradient_(moe_neuron_call_ *call, const moe_blockwise_mm_bwd_args *args,
+                                                    uint32_t bit, const char *name, const char *given, void *data,
+                                                    moe_dtype dtype, const int64_t *shape) {
+  if (args->accumulate & bit) moe_neuron_pad_row_(moe_neuron_add_float_(call, given, data, dtype, shape));
+  return moe_neuron_add_output_(call, name, data, dtype, shape);
 }
 
 MOE_FN moe_status moe_neuron_describe_backward_(moe_context *ctx, const void *arguments, moe_neuron_call_ *call) {
@@ -243,8 +267,8 @@ MOE_FN moe_status moe_neuron_describe_backward_(moe_context *ctx, const void *ar
   const moe_dtype affinity = l->affinity_dtype == MOE_DTYPE_DEFAULT ? MOE_DTYPE_F32 : l->affinity_dtype;
   const moe_dtype grad = args->weight_grad_dtype;
   moe_neuron_operand *o;
-  if (args->accumulate)
-    return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "accumulate must be 0: a kernel overwrites its outputs");
+  if (args->accumulate & (MOE_ACCUMULATE_GATE_UP_BIAS_GRAD | MOE_ACCUMULATE_DOWN_BIAS_GRAD))
+    return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "accumulate has a bias: a kernel overwrites its gradient");
   MOE_NEURON_TRY_(moe_neuron_add_layer_(ctx, call, l, args->kernel_type == MOE_KERNEL_DROPPING, 0));
   o = moe_neuron_add_float_(call, "gate_up_activations_T", args->gate_up_activations_T, l->checkpoint_dtype,
                             MOE_NEURON_SHAPE_(l->N, 2, l->I, l->B));
@@ -252,18 +276,24 @@ MOE_FN moe_status moe_neuron_describe_backward_(moe_context *ctx, const void *ar
   o = moe_neuron_add_float_(call, "down_activations", args->down_activations, l->checkpoint_dtype,
                             MOE_NEURON_SHAPE_(l->N, l->B, l->H));
   o->alias = "down_proj_act_checkpoint", o->optional = 1;
+  moe_neuron_add_float_(call, "scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T,
+                        l->checkpoint_dtype, MOE_NEURON_SHAPE_(l->N, l->I, l->B))->optional = 1;
   moe_neuron_add_hidden_(call, "output_hidden_states_grad", "output_hidden_states_grad_scale",
                          args->output_hidden_states_grad, args->quantized_output_hidden_states_grad, l->T, l->H);
-  o = moe_neuron_add_output_(call, "hidden_states_grad", args->hidden_states_grad, MOE_DTYPE_DEFAULT,
-                             MOE_NEURON_SHAPE_(l->T, l->H));
-  o->padding = o->bytes / (size_t)l->T;
-  o = moe_neuron_add_output_(call, "expert_affinities_masked_grad", args->expert_affinities_masked_grad, affinity,
-                             MOE_NEURON_SHAPE_(l->T, l->E));
-  o->padding = o->bytes / (size_t)l->T;
-  moe_neuron_add_output_(call, "gate_up_proj_weight_grad", args->gate_up_proj_weight_grad, grad,
-                         MOE_NEURON_SHAPE_(l->E, l->H, 2, l->I));
-  moe_neuron_add_output_(call, "down_proj_weight_grad", args->down_proj_weight_grad, grad,
-                         MOE_NEURON_SHAPE_(l->E, l->I, l->H));
+  o = moe_neuron_add_gradient_(call, args, MOE_ACCUMULATE_HIDDEN_STATES_GRAD, "hidden_states_grad",
+                               "hidden_states_grad_out", args->hidden_states_grad, MOE_DTYPE_DEFAULT,
+                               MOE_NEURON_SHAPE_(l->T, l->H));
+  moe_neuron_pad_row_(o);
+  o = moe_neuron_add_gradient_(call, args, MOE_ACCUMULATE_AFFINITIES_GRAD, "expert_affinities_masked_grad",
+                               "expert_affinities_masked_grad_out", args->expert_affinities_masked_grad, affinity,
+                               MOE_NEURON_SHAPE_(l->T, l->E));
+  moe_neuron_pad_row_(o);
+  moe_neuron_add_gradient_(call, args, MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD, "gate_up_proj_weight_grad",
+                           "gate_up_proj_weight_grad_out", args->gate_up_proj_weight_grad, grad,
+                           MOE_NEURON_SHAPE_(l->E, l->H, 2, l->I));
+  moe_neuron_add_gradient_(call, args, MOE_ACCUMULATE_DOWN_WEIGHT_GRAD, "down_proj_weight_grad",
+                           "down_proj_weight_grad_out", args->down_proj_weight_grad, grad,
+                           MOE_NEURON_SHAPE_(l->E, l->I, l->H));
   moe_neuron_add_output_(call, "gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, grad,
                          MOE_NEURON_SHAPE_(l->E, 2, l->I));
   moe_neuron_add_output_(call, "down_proj_bias_grad", args->down_proj_bias_grad, grad,

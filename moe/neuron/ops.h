@@ -75,7 +75,9 @@ MOE_FN moe_status moe_neuron_check_comparable_(moe_context *ctx, const moe_neuro
   for (int32_t i = 0; i < cpu->count; i++) {
     const moe_neuron_operand *o = &cpu->operand[i];
     const int output = o->use == MOE_NEURON_OUTPUT;
-    if (!output && !o->data && !o->zero_if_absent && !o->optional) return moe_neuron_null_(ctx, o->name);
+    if (!output && o->bytes > 0 && !o->data && !o->zero_if_absent && !o->optional) return moe_neuron_null_(ctx, o->name);
+    if (!output && strstr(o->name, "_grad_out"))
+      return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "accumulate must be 0: what %s was is not known", o->name);
     if (output && o->data && !device->operand[i].data)
       return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device_args has no %s, and args has", o->name);
   }
