@@ -666,6 +666,99 @@ static void test_no_memory(void **state) {
   session_close(&s);
 }
 
+/* ----------------------------------------------------------------------------------------------------------- report */
+
+/* What a kernel gets wrong is over the bounds: a bias that is dropped, a row that is missing, columns that change
+   places, a scale rule that is off by two. */
+static void test_notices(void **state) {
+  (void)state;
+  session s;
+  moe_neuron_report report;
+  session_open(&s, MOE_DTYPE_BF16, 1);
+  problem *p = s.p;
+  const moe_blockwise_layer right = p->fwd[1].layer;
+  forward_cpu(&s);
+  for (int wrong = 0; wrong < 6; wrong++) {
+    moe_blockwise_mm_fwd_args args = p->fwd[1];
+    p->fwd[1].layer = right;
+    args.gate_up_activations_T = args.down_activations = NULL;
+    if (wrong == 1) args.layer.down_proj_bias = NULL;
+    if (wrong == 2) p->ids[0] = -1;
+    if (wrong == 3) {
+      moe_bf16 *x = (moe_bf16 *)p->x + 2 * H, swap = x[10];
+      x[10] = x[11], x[11] = swap;
+    }
+    if (wrong == 4) args.layer.config.up_offset = 0.125f;
+    if (wrong == 5) args.layer.config.activation = MOE_ACT_GELU;
+    assert_ok(moe_blockwise_mm_fwd_bf16(&s.ctx, &args), &s.ctx);
+    if (wrong == 2) p->ids[0] = 0;
+    if (wrong == 3) {
+      moe_bf16 *x = (moe_bf16 *)p->x + 2 * H, swap = x[10];
+      x[10] = x[11], x[11] = swap;
+    }
+    moe_blockwise_mm_fwd_args cpu = p->fwd[0];
+    cpu.gate_up_activations_T = cpu.down_activations = NULL;
+    assert_ok(moe_neuron_compare_blockwise_mm_fwd_bf16(&s.ctx, &cpu, &args, NULL, &report), &s.ctx);
+    if (report.agree != (wrong == 0)) fail_msg("%d: %d of %d are over", wrong, (int)report.tensor[0].over,
+                                               (int)report.tensor[0].elements);
+  }
+  char text[2000], cut[40];
+  const size_t length = moe_neuron_report_text(&report, text, sizeof text);
+  assert_int_equal(length, strlen(text));
+  assert_int_equal(moe_neuron_report_text(&report, cut, sizeof cut), length);
+  assert_int_equal(strlen(cut), sizeof cut - 1);
+  assert_int_equal(moe_neuron_report_text(&report, NULL, 0), length);
+  assert_non_null(strstr(text, "they do not agree"));
+  moe_blockwise_mm_fwd_args less = p->fwd[1];
+  less.output = NULL;
+  assert_fails(moe_neuron_compare_blockwise_mm_fwd_bf16(&s.ctx, &p->fwd[0], &less, NULL, &report),
+               MOE_ERROR_INVALID_OPTION, &s.ctx, "device_args has no output");
+  session_close(&s);
+}
+
+/* Gradients that are accumulated travel both ways. */
+static void test_accumulate(void **state) {
+  (void)state;
+  session s;
+  moe_neuron_report report;
+  session_open(&s, MOE_DTYPE_F32, 1);
+  problem *p = s.p;
+  forward_cpu(&s);
+  for (int d = 0; d < 2; d++) {
+    p->bwd[d].accumulate = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_DOWN_WEIGHT_GRAD;
+    for (int i = 0; i < T * H; i++) p->out[d].dx[i] = (float)i;
+  }
+  assert_ok(moe_neuron_describe_blockwise_mm_bwd_f32(&s.ctx, &p->bwd[1], NULL, &s.table), &s.ctx);
+  moe_neuron_table plain;
+  moe_blockwise_mm_bwd_args args = p->bwd[1];
+  args.accumulate = 0;
+  assert_ok(moe_neuron_describe_blockwise_mm_bwd_f32(&s.ctx, &args, NULL, &plain), &s.ctx);
+  assert_int_equal(s.table.count, plain.count + 2);
+  assert_fails(moe_neuron_compare_blockwise_mm_bwd_f32(&s.ctx, &p->bwd[0], &p->bwd[1], NULL, &report),
+               MOE_ERROR_UNSUPPORTED, &s.ctx, "hidden_states_grad_out");
+  p->bwd[1].accumulate |= MOE_ACCUMULATE_DOWN_BIAS_GRAD;
+  assert_fails(moe_neuron_describe_blockwise_mm_bwd_f32(&s.ctx, &p->bwd[1], NULL, &s.table), MOE_ERROR_UNSUPPORTED,
+               &s.ctx, "accumulate");
+  session_close(&s);
+}
+
+/* A batch without tokens fits no kernel, and runs on the CPU. */
+static void test_no_tokens(void **state) {
+  (void)state;
+  session s;
+  moe_neuron_choice choice;
+  session_open(&s, MOE_DTYPE_F32, 0);
+  forward_neff(&s);
+  load(&s);
+  s.p->fwd[1].layer.T = s.p->fwd[1].layer.N = 0;
+  assert_ok(moe_neuron_or_cpu_blockwise_mm_fwd_f32(&s.ctx, &s.model, &s.p->fwd[1], NULL, &choice), &s.ctx);
+  assert_int_equal(choice.on_device, 0);
+  moe_neuron_report report;
+  assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[1], &s.p->fwd[1], NULL, &report), &s.ctx);
+  assert_int_equal(report.agree, 1);
+  session_close(&s);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
 /* Two cores, two models, two threads. */
@@ -710,6 +803,7 @@ int main(void) {
       OF(test_padding, F32), OF(test_padding, BF16), OF(test_backward, F32), OF(test_backward, BF16),
       OF(test_grouped, F32), OF(test_grouped, BF16), PLAIN(test_mx), OF(test_mx, F32), PLAIN(test_down_scale),
       PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_stay), PLAIN(test_attach),
-      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_threads)};
+      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_notices),
+      PLAIN(test_accumulate), PLAIN(test_no_tokens), PLAIN(test_threads)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,8 +60,8 @@ static inline void give(void *user, void *memory, size_t bytes) { (void)user, (v
 static inline problem *problem_new(moe_dtype dtype, uint64_t seed, int skip_token) {
   problem *p = calloc(1, sizeof *p);
   p->dtype = dtype;
-  fill(p, p->x, T * H, 2, &seed, dtype), fill(p, p->dy, T * H, 2, &seed, dtype);
-  fill(p, p->gate_up, E * H * 2 * I, 0.5f, &seed, dtype), fill(p, p->down, E * I * H, 0.5f, &seed, dtype);
+  fill(p, p->x, T * H, 1, &seed, dtype), fill(p, p->dy, T * H, 2, &seed, dtype);
+  fill(p, p->gate_up, E * H * 2 * I, 0.2f, &seed, dtype), fill(p, p->down, E * I * H, 0.2f, &seed, dtype);
   fill(p, p->gate_up_bias, E * 2 * I, 0.5f, &seed, dtype), fill(p, p->down_bias, E * H, 0.5f, &seed, dtype);
   for (int t = 0; t < T; t++)
     for (int k = 0; k < K; k++) p->index[t * K + k] = (t + k * (1 + t % 3)) % (E - 1);
