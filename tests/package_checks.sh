@@ -37,6 +37,12 @@ installed() {
     gcc -O1 $(pkg-config --cflags moe) program.c -o installed $(pkg-config --libs moe) && ./installed
 }
 
+# The optional header is installed with the rest.
+installed_neuron() {
+  printf '#define MOE_IMPLEMENTATION\n#include <moe/moe_neuron.h>\nint main(void) { return 0; }\n' >"$work/neuron.c" &&
+    gcc -O1 -I"$work/prefix/include" "$work/neuron.c" -o "$work/neuron" -lm -ldl && "$work/neuron"
+}
+
 # What is installed, then moved, is found by CMake, but not as another version.
 cmake_consumer() {
   mkdir -p "$work/cmake" && cd "$work/cmake" && cp "$work/program.c" . || return 1
@@ -147,6 +153,7 @@ if check "amalgamate.py makes one file without quoted includes" amalgamate; then
 fi
 check "moe.h and meson.build agree on the version" version
 check "installed header and pkg-config" installed
+check "installed moe_neuron.h" installed_neuron
 if have cmake; then
   check "CMake consumer: find_package(moe) finds moe::moe" cmake_consumer
 else
