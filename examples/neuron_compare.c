@@ -37,7 +37,7 @@ _Noreturn static void die(const char *format, ...) {
   exit(2);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- tensors */
+/* ---------------------------------------------------------------------------------------------------------- tensors */
 
 /* n elements as floats of a moe_dtype, or as ids. */
 static void *convert(const npy *from, moe_dtype to) {
@@ -71,8 +71,9 @@ static void *tensor(const char *folder, const char *name, moe_dtype to, int64_t 
   if (!array.data && optional && strstr(array.why, "exist")) return NULL;
   if (!array.data) die("%s: %s", path, array.why);
   const int integers = array.type == NPY_I32 || array.type == NPY_I64;
-  if (integers != (to == MOE_DTYPE_DEFAULT)) die("%s: %s", path, integers ? "floats are wanted" : "integers are wanted");
-  if (count && array.count != count) die("%s: %lld elements, and not %lld", path, (long long)array.count, (long long)count);
+  if (integers != (to == MOE_DTYPE_DEFAULT)) die("%s: %s are wanted", path, integers ? "floats" : "integers");
+  if (count && array.count != count)
+    die("%s: %lld elements, and not %lld", path, (long long)array.count, (long long)count);
   void *data = integers ? ids(&array) : convert(&array, to);
   free(array.data);
   array.data = NULL;
@@ -87,7 +88,7 @@ static void *output(const char *folder, const char *name, moe_dtype type, int64_
   return device;
 }
 
-/* -------------------------------------------------------------------------------------------------------- operations */
+/* ------------------------------------------------------------------------------------------------------- operations */
 
 #define OF_TYPE(function, ...)                                                     \
   (dtype == MOE_DTYPE_F32    ? function##_f32(__VA_ARGS__)                         \
@@ -193,7 +194,7 @@ static moe_status grouped(moe_context *ctx, const char *op, const char *in, cons
   return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- options */
+/* ---------------------------------------------------------------------------------------------------------- options */
 
 typedef struct settings {
   moe_layer_config config;
@@ -222,7 +223,8 @@ static void set_limit(moe_layer_config *c, uint32_t bit, float *limit, const cha
 static void set_option(settings *s, const char *option, const char *value) {
   moe_layer_config *c = &s->config;
   if (!strcmp(option, "--type")) dtype = (moe_dtype)(1 + word_of(option, value, "f32 bf16 fp16"));
-  else if (!strcmp(option, "--act")) c->activation = (moe_activation)word_of(option, value, MOE_ACTIVATION_LIST(ACT_NAME_));
+  else if (!strcmp(option, "--act"))
+    c->activation = (moe_activation)word_of(option, value, MOE_ACTIVATION_LIST(ACT_NAME_));
   else if (!strcmp(option, "--mode"))
     c->affinity_mode = (moe_affinity_mode)word_of(option, value, "post none pre on_i");
   else if (!strcmp(option, "--gate-upper")) set_limit(c, MOE_CLAMP_GATE_UPPER, &c->gate_clamp_upper_limit, value);

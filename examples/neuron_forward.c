@@ -91,7 +91,8 @@ int main(int argc, char **argv) {
   if (status == MOE_OK)
     status = moe_neuron_or_cpu_blockwise_mm_fwd_bf16(&ctx, &model, &args, &options, &choice);
   if (status == MOE_OK) {
-    printf("%d tokens, %d of %d experts each, on the %s: %s\n", T, K, E, choice.on_device ? "device" : "CPU", choice.why);
+    printf("%d tokens, %d of %d experts each, on the %s: %s\n", T, K, E, choice.on_device ? "device" : "CPU",
+           choice.why);
   }
   if (status == MOE_OK && choice.on_device) {
     char text[1024];

@@ -46,7 +46,8 @@ static char *npy_header(FILE *file) {
 
 /* Fills in type, shape and count from the header; *bytes: output, of an element. */
 static const char *npy_parse(const char *text, npy *array, size_t *bytes) {
-  const char *descr = strstr(text, "'descr':"), *order = strstr(text, "'fortran_order':"), *at = strstr(text, "'shape':");
+  const char *descr = strstr(text, "'descr':"), *order = strstr(text, "'fortran_order':");
+  const char *at = strstr(text, "'shape':");
   char name[16] = {0};
   if (!descr || !order || !at || !(at = strchr(at, '('))) return "no header of numpy's";
   sscanf(descr + 8, " '%15[^']", name);

@@ -29,9 +29,9 @@
      calls it. Frameworks name tensors otherwise ("input0"): then moe_neuron_options.names says which is which.
 
    ERRORS
-     Functions return a moe_status and leave a sentence in ctx->message, as those of moe.h do. What libnrt returns
-     becomes a status by MOE_NRT_STATUS_LIST; the sentence names the function, the NRT status, and what to do. A function
-     that fails gives back what it took. Outputs are written once the kernel has completed, and only with OK or
+     Functions return a moe_status and put a sentence into ctx->message, as those of moe.h do. What libnrt returns
+     becomes a status by MOE_NRT_STATUS_LIST; the sentence names the function, the NRT status, and what to do. What
+     fails gives back what it took. Outputs are written once the kernel has completed, and only with OK or
      DEVICE_NUMERIC; reading them back may fail between two of them.
 
    THREADS AND MEMORY
@@ -142,11 +142,12 @@ typedef struct moe_neuron_model {
 
 /* Checks the NEFF's header and loads it on a core (-1: a free one); `neff` is not needed afterwards. model: output, not
    loaded and with `why` after an error. If neuron is not open, it is NO_RUNTIME, and neuron's `why` is the model's.
-   Errors: NULL_ARGUMENT, NO_RUNTIME, UNSUPPORTED (more tensors than MOE_NEURON_TENSORS_MAX; another lnc), moe_neff_check's
-   and libnrt's. */
+   Errors: NULL_ARGUMENT, NO_RUNTIME, UNSUPPORTED (more tensors than MOE_NEURON_TENSORS_MAX; another lnc), those of
+   moe_neff_check and libnrt. */
 MOE_API moe_status moe_neuron_load(moe_context *ctx, const moe_neuron *neuron, const void *neff, size_t bytes,
                                    int32_t core, moe_neuron_model *model);
-/* Frees its tensors and unloads it. May be called for one that is not loaded. Errors: libnrt's; all is freed even so. */
+/* Frees its tensors and unloads it. May be called for one that is not loaded. Errors: libnrt's; all is freed then, too.
+ */
 MOE_API moe_status moe_neuron_unload(moe_context *ctx, moe_neuron_model *model);
 
 /* Gives the model a tensor of the caller's as its input or output of that name, in place of one of its own: weights
@@ -183,10 +184,10 @@ typedef struct moe_neuron_operand {
   moe_neuron_use use;
   void *data;               /* the caller's; NULL: there is none. Inputs are only read */
   size_t bytes;             /* on the device */
-  size_t padding;           /* so many bytes more the NEFF's tensor may have: zeros of an input, not read of an output */
+  size_t padding;           /* the NEFF's may have so many bytes more: zeros in an input, in an output not read */
   moe_nrt_dtype dtype;
   moe_neuron_order order;
-  int zero_if_absent;       /* an input without data is zeros, as a bias is. Others must have data if the NEFF wants it */
+  int zero_if_absent;       /* an input without data is zeros, as a bias is. Others must have data if the NEFF does */
   int optional;             /* an input that the CPU's function does without */
   int32_t ndim;
   int64_t shape[6];
@@ -213,7 +214,7 @@ typedef struct moe_neuron_arithmetic {
   double activation; /* error of act(x) and act'(x), relative to |x| and absolute; default: as operand */
   int32_t roundings; /* how many roundings an intermediate takes; default: 4 */
   double confidence; /* c: roundings are taken as independent, and an element exceeds its bound with a chance of at most
-                        2*exp(-c^2/2); default: 8, which makes 3e-14. 1e9: bounds that always hold, and are far larger */
+                        2*exp(-c^2/2); default: 8, which makes 3e-14. 1e9: bounds that always hold, but are far wider */
 } moe_neuron_arithmetic;
 
 /* How to run. All of it may be zero. */
@@ -228,9 +229,9 @@ typedef struct moe_neuron_options {
   moe_neuron_arithmetic arithmetic; /* of check and compare */
 } moe_neuron_options;
 
-/* Binds a table to a model: each tensor that the NEFF declares must be in the table, with its size and type, or be named
-   by options; inputs are written, those that are absent or longer than the table's are zeroed. Every sentence names the
-   tensor and says what the NEFF declares. Nothing is written if anything does not fit.
+/* Binds a table to a model: each tensor that the NEFF declares must be in the table, with its size and type, by its own
+   name or that in options; inputs are written, those that are absent or longer than the table's are zeroed. Sentences
+   name the tensor and say what the NEFF declares. Nothing is written if anything does not fit.
    Errors: NULL_ARGUMENT (also an input that the NEFF wants), NO_RUNTIME (no model), INVALID_OPTION (a name or type),
    INVALID_SHAPE (a size), OUT_OF_MEMORY (conversion needs ctx.allocate), libnrt's. */
 MOE_API moe_status moe_neuron_bind(moe_context *ctx, moe_neuron_model *model, const moe_neuron_table *table,
@@ -282,10 +283,10 @@ typedef struct moe_neuron_choice {
                               Errors: that function's, and UNSUPPORTED for what a kernel cannot be asked: accumulating
                               into other outputs, packed weights, MX weights in no layout of Trainium's
    moe_neuron_<op>            describe and run. Errors: those of both
-   moe_neuron_or_cpu_<op>     that, or the CPU's function where model is NULL or not loaded, or the call does not fit it.
+   moe_neuron_or_cpu_<op>     that, or the CPU's function if model is NULL or not loaded, or the call does not fit it.
                               What fails as it executes is an error and not computed again. choice: output (optional)
-   moe_neuron_compare_<op>    compares the outputs that `args` and `device_args` point to, element by element, args' being
-                              the CPU's and device_args' from wherever it is; all else is read from args. Takes memory
+   moe_neuron_compare_<op>    compares the outputs that `args` and `device_args` point to, element by element: args' are
+                              the CPU's, device_args' from wherever it is; all else is read from args. Takes memory
                               from ctx.allocate: 4 to 8 bytes for each element that is compared or read.
                               Errors: as describe, OUT_OF_MEMORY, INVALID_OPTION (device_args lacks an output)
    moe_neuron_check_<op>      runs args on the CPU, device_args on the device, and compares; the two differ in where
@@ -322,7 +323,7 @@ MOE_DTYPE_LIST(MOE_NEURON_DECLARE_)
 #endif
 
 #if (defined(MOE_IMPLEMENTATION) || defined(MOE_NEURON_IMPLEMENTATION)) && defined(__cplusplus)
-#error "define MOE_NEURON_IMPLEMENTATION in a C file of its own and link it: moe_neuron.h is implemented in C11, not C++"
+#error "define MOE_NEURON_IMPLEMENTATION in a C file of its own and link it: moe_neuron.h is implemented in C11"
 #elif (defined(MOE_IMPLEMENTATION) || defined(MOE_NEURON_IMPLEMENTATION)) && !defined(MOE_NEURON_IMPLEMENTATION_DONE_)
 #define MOE_NEURON_IMPLEMENTATION_DONE_
 #include "neuron/impl.h"

@@ -1,5 +1,5 @@
-/* moe_neuron.h against a stand-in for libnrt (neuron/standin_nrt.c): what is bound, run and read back is to the bit what
-   the CPU computes; what does not fit is refused with a sentence; whatever fails, nothing is kept. */
+/* moe_neuron.h against a stand-in for libnrt (neuron/standin_nrt.c): what is bound, run and read back is to the bit
+   what the CPU computes; what does not fit is refused with a sentence; whatever fails, nothing is kept. */
 #include <math.h>
 #include <pthread.h>
 
@@ -58,7 +58,8 @@ static moe_status forward(session *s, const moe_neuron_options *options) {
 }
 
 static void forward_cpu(session *s) {
-  assert_ok((s->p->dtype == MOE_DTYPE_BF16 ? moe_blockwise_mm_fwd_bf16 : moe_blockwise_mm_fwd_f32)(&s->ctx, &s->p->fwd[0]),
+  const moe_blockwise_mm_fwd_args *args = &s->p->fwd[0];
+  assert_ok((s->p->dtype == MOE_DTYPE_BF16 ? moe_blockwise_mm_fwd_bf16 : moe_blockwise_mm_fwd_f32)(&s->ctx, args),
             &s->ctx);
 }
 
@@ -80,7 +81,7 @@ static void test_no_runtime(void **state) {
   assert_string_equal(neuron.why, ctx.message);
   assert_fails(moe_neuron_load(&ctx, &neuron, p, sizeof *p, -1, &model), MOE_ERROR_NO_RUNTIME, &ctx, "/nowhere");
   assert_fails(moe_neuron_get_info(&ctx, &neuron, &info), MOE_ERROR_NO_RUNTIME, &ctx, "/nowhere");
-  assert_fails(moe_neuron_blockwise_mm_fwd_bf16(&ctx, &model, &p->fwd[1], NULL), MOE_ERROR_NO_RUNTIME, &ctx, "/nowhere");
+  assert_fails(moe_neuron_blockwise_mm_fwd_bf16(&ctx, &model, &p->fwd[1], NULL), MOE_ERROR_NO_RUNTIME, &ctx, "/now");
   assert_ok(moe_blockwise_mm_fwd_bf16(&ctx, &p->fwd[0]), &ctx);
   assert_ok(moe_neuron_or_cpu_blockwise_mm_fwd_bf16(&ctx, &model, &p->fwd[1], NULL, &choice), &ctx);
   assert_int_equal(choice.on_device, 0);
@@ -350,7 +351,8 @@ static void untold(standin_neff *neff) { neff_tensor(neff, "hidden_states")->dty
 static void test_mismatch(void **state) {
   (void)state;
   const moe_neuron_name names[] = {{"output", "output0"}, {"conditions", NULL}};
-  const moe_neuron_options mapped = {.names = names, .names_count = 1}, unbound = {.names = names + 1, .names_count = 1};
+  const moe_neuron_options mapped = {.names = names, .names_count = 1};
+  const moe_neuron_options unbound = {.names = names + 1, .names_count = 1};
   const moe_neuron_options nameless = {.names_count = 1};
   session s;
   session_open(&s, MOE_DTYPE_F32, 0);
@@ -420,7 +422,7 @@ static void test_neff(void **state) {
   assert_ok(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 2, &header), &s.ctx);
   assert_int_equal(header.lnc_size, 2);
   assert_fails(moe_neff_check(&s.ctx, &s.neff, 1023, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "header");
-  assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff - 1, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "cut short");
+  assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff - 1, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "short");
   assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 1, NULL), MOE_ERROR_UNSUPPORTED, &s.ctx,
                "NEURON_LOGICAL_NC_CONFIG=2");
   assert_fails(moe_neff_check(&s.ctx, NULL, 9, 1, NULL), MOE_ERROR_NULL_ARGUMENT, &s.ctx, "neff");
@@ -487,7 +489,7 @@ static void test_attach(void **state) {
   assert_ok(moe_neuron_tensor_slice(&s.ctx, &pool, 64, bytes, &weight), &s.ctx);
   assert_ok(moe_neuron_tensor_write(&s.ctx, &weight, 0, s.p->down, bytes), &s.ctx);
   const moe_nrt_tensor_usage in = MOE_NRT_TENSOR_USAGE_INPUT;
-  assert_fails(moe_neuron_attach(&s.ctx, &s.model, in, "nothing", &weight), MOE_ERROR_INVALID_OPTION, &s.ctx, "nothing");
+  assert_fails(moe_neuron_attach(&s.ctx, &s.model, in, "none", &weight), MOE_ERROR_INVALID_OPTION, &s.ctx, "none");
   assert_fails(moe_neuron_attach(&s.ctx, &s.model, in, "output", &weight), MOE_ERROR_INVALID_OPTION, &s.ctx, "output");
   assert_fails(moe_neuron_attach(&s.ctx, &s.model, in, "down_proj_weight", &pool), MOE_ERROR_INVALID_SHAPE, &s.ctx,
                "down_proj_weight");
@@ -645,7 +647,7 @@ static void test_every_failure(void **state) {
   free(s.p);
 }
 
-/* Allocations of the caller's fail in turn. */
+/* Allocations of the caller's fail, each once. */
 static void *take_some(void *user, size_t bytes) { return (*(int *)user)-- > 0 ? malloc(bytes) : NULL; }
 static void test_no_memory(void **state) {
   (void)state;
@@ -716,7 +718,7 @@ static void test_notices(void **state) {
   session_close(&s);
 }
 
-/* Gradients that are accumulated travel both ways. */
+/* Gradients that are accumulated are inputs, too. */
 static void test_accumulate(void **state) {
   (void)state;
   session s;

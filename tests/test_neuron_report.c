@@ -1,6 +1,6 @@
 /* The bounds of moe_neuron.h's reports, on random layers. The "device" is the library in binary32 on reversed axes, its
-   outputs rounded to the tensors' types: it sums in another order and rounds nothing in between. Every element is within
-   its bound, and the bounds are narrow enough to notice what is wrong. */
+   outputs rounded to the tensors' types: it sums in another order and rounds nothing in between. Every element is
+   within its bound, and the bounds are narrow enough to notice what is wrong. */
 #include "moe/moe_neuron.h"
 #include "support/cases.h"
 #include "support/test.h"
@@ -132,7 +132,8 @@ static void check_backward(test_case *c, test_case *device, moe_context *ctx) {
 static void fill_case(test_case *c) {
   const moe_blockwise_layer *l = &c->layer;
   test_fill_uniform(&c->x, &c->rng, 2), test_fill_uniform(&c->dy, &c->rng, 2);
-  test_fill_uniform(&c->wgu, &c->rng, 2 / sqrt((double)l->H)), test_fill_uniform(&c->wd, &c->rng, 2 / sqrt((double)l->I));
+  test_fill_uniform(&c->wgu, &c->rng, 2 / sqrt((double)l->H));
+  test_fill_uniform(&c->wd, &c->rng, 2 / sqrt((double)l->I));
   test_fill_uniform(&c->bgu, &c->rng, 0.5), test_fill_uniform(&c->bd, &c->rng, 0.5);
   test_fill_uniform(&c->affinity, &c->rng, 1);
 }

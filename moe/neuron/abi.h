@@ -40,8 +40,8 @@
   X(EXEC_HW_ERR_HBM_UE, 1201, ERROR_DEVICE_LOST, "device memory is damaged: restart, replace the instance")            \
   X(EXEC_HW_ERR_NC_UE, 1202, ERROR_DEVICE_LOST, "a core's memory had a parity error: restart the process")             \
   X(EXEC_HW_ERR_DMA_ABORT, 1203, ERROR_DEVICE_LOST, "a DMA engine stopped: restart the process")                       \
-  X(EXEC_SW_NQ_OVERFLOW, 1204, ERROR_DEVICE_FAILED, "notifications were lost: unset NEURON_RT_ENABLE_DGE_NOTIFICATIONS") \
-  X(EXEC_HW_ERR_REPAIRABLE_HBM_UE, 1205, ERROR_DEVICE_FAILED, "device memory is repaired on reset: restart, run again") \
+  X(EXEC_SW_NQ_OVERFLOW, 1204, ERROR_DEVICE_FAILED, "notifications were lost: see NEURON_RT_ENABLE_DGE_NOTIFICATIONS") \
+  X(EXEC_HW_ERR_REPAIRABLE_HBM_UE, 1205, ERROR_DEVICE_FAILED, "device memory is repaired by a reset: restart") \
   X(NETWORK_PROXY_FAILURE, 1206, ERROR_DEVICE_FAILED, "the network between workers failed")
 
 typedef enum moe_nrt_status {

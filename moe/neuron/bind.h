@@ -87,8 +87,10 @@ MOE_FN moe_status moe_neuron_check_declared_(moe_context *ctx, const moe_neuron_
   const moe_nrt_tensor_info *declared = &model->tensor[i];
   const int output = moe_neuron_is_output_(declared);
   if (!operand)
-    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "%s, an %s of the NEFF, is no tensor of this call: see "
-                                                           "options.names", declared->name, output ? "output" : "input");
+    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION,
+                            "%s, an %s of the NEFF, is no tensor of this call: see "
+                            "options.names",
+                            declared->name, output ? "output" : "input");
   if (!operand->data && !output && !operand->zero_if_absent && !model->written[i])
     return moe_neuron_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "%s is NULL, but the NEFF wants it", operand->name);
   if (!operand->data) return MOE_OK;
@@ -115,8 +117,7 @@ MOE_FN moe_status moe_neuron_check_table_(moe_context *ctx, const moe_neuron_mod
   for (int32_t i = 0; i < table->count; i++)
     if (!table->operand[i].name) return moe_neuron_null_(ctx, "table.operand.name");
   for (int32_t i = 0; i < model->tensors; i++)
-    MOE_NEURON_TRY_(
-        moe_neuron_check_declared_(ctx, model, i, moe_neuron_operand_of_(table, o, &model->tensor[i])));
+    MOE_NEURON_TRY_(moe_neuron_check_declared_(ctx, model, i, moe_neuron_operand_of_(table, o, &model->tensor[i])));
   for (int32_t k = 0; k < table->count; k++) {
     const moe_neuron_operand *operand = &table->operand[k];
     int found = !operand->data || moe_neuron_unbound_(operand, o);
@@ -134,10 +135,13 @@ MOE_FN moe_status moe_neuron_check_table_(moe_context *ctx, const moe_neuron_mod
 /* Writes an operand whose order on the device is another one. */
 MOE_FN moe_status moe_neuron_write_converted_(moe_context *ctx, const moe_neuron_model *model, int32_t i,
                                               const moe_neuron_operand *operand) {
-  const moe_nki_vector kind =
-      operand->order == MOE_NEURON_ORDER_DOWN_SCALE ? MOE_NKI_DOWN_SCALE : MOE_NKI_GATE_UP_BIAS;
-  moe_nki_vector_args args = {.kind = kind, .dtype = operand->elements, .to_nki = 1, .E = operand->shape[0],
-                              .length = operand->shape[2], .in = operand->data};
+  const moe_nki_vector kind = operand->order == MOE_NEURON_ORDER_DOWN_SCALE ? MOE_NKI_DOWN_SCALE : MOE_NKI_GATE_UP_BIAS;
+  moe_nki_vector_args args = {.kind = kind,
+                              .dtype = operand->elements,
+                              .to_nki = 1,
+                              .E = operand->shape[0],
+                              .length = operand->shape[2],
+                              .in = operand->data};
   if (!ctx || !ctx->allocate)
     return moe_neuron_fail_(ctx, MOE_ERROR_OUT_OF_MEMORY, "%s must be converted, and ctx has no allocator",
                             operand->name);
@@ -156,14 +160,14 @@ MOE_FN moe_status moe_neuron_write_(moe_context *ctx, moe_neuron_model *model, i
   const int stays = operand->use == MOE_NEURON_WEIGHT && o->weights_stay;
   const size_t size = model->tensor[i].size, bytes = operand->data ? operand->bytes : 0;
   MOE_NEURON_TRY_(moe_neuron_allocate_(ctx, model, i));
-  if (operand->use == MOE_NEURON_OUTPUT || (model->written[i] && (stays || (!operand->data && !operand->zero_if_absent))))
+  if (operand->use == MOE_NEURON_OUTPUT ||
+      (model->written[i] && (stays || (!operand->data && !operand->zero_if_absent))))
     return MOE_OK;
   model->written[i] = 0;
   if (bytes > 0 && operand->order != MOE_NEURON_ORDER_SAME)
     MOE_NEURON_TRY_(moe_neuron_write_converted_(ctx, model, i, operand));
   else if (bytes > 0)
-    MOE_NEURON_TRY_(
-        MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_write, model->device[i], operand->data, 0, bytes));
+    MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_write, model->device[i], operand->data, 0, bytes));
   MOE_NEURON_TRY_(moe_neuron_zero_(ctx, model->neuron, model->device[i], bytes, size - bytes));
   model->written[i] = 1;
   return MOE_OK;
@@ -185,8 +189,7 @@ moe_status moe_neuron_read(moe_context *ctx, const moe_neuron_model *model, cons
   for (int32_t i = 0; i < model->tensors; i++) {
     const moe_neuron_operand *operand = moe_neuron_operand_of_(table, o, &model->tensor[i]);
     if (operand->use != MOE_NEURON_OUTPUT || !operand->data) continue;
-    if (!model->device[i])
-      return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "model has not been executed");
+    if (!model->device[i]) return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "model has not been executed");
     MOE_NEURON_TRY_(
         MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_read, model->device[i], operand->data, 0, operand->bytes));
   }

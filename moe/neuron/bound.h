@@ -1,4 +1,4 @@
-/* What bounds are made of. e is how far one computation can be from the exact result. Products accumulate in binary32 in
+/* What bounds are made of. e is how far a computation can be from the exact result. Products accumulate in binary32, in
    any order, |c' - c| <= gamma_n * sum |a*b|. Errors of a sum's terms are carried through as independent ones: at most
    their sum, and but for a chance of 2*exp(-c^2/2) at most c times the root of the sum of their squares, c being
    options.arithmetic.confidence (Hoeffding; so is gamma_n, see Higham and Mary, A new approach to probabilistic
@@ -47,7 +47,9 @@ MOE_FN double moe_neuron_carried_(const moe_neuron_bounds_ *bounds, double sum, 
 MOE_FN void moe_neuron_more_(float *e, double x) { *e = (float)(((double)*e + x) * (1 + 0x1p-22)); }
 
 /* The error of a product of factors with errors. */
-MOE_FN double moe_neuron_product_(double a, double ea, double b, double eb) { return fabs(a) * eb + ea * (fabs(b) + eb); }
+MOE_FN double moe_neuron_product_(double a, double ea, double b, double eb) {
+  return fabs(a) * eb + ea * (fabs(b) + eb);
+}
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
@@ -77,13 +79,22 @@ MOE_FN float *moe_neuron_hidden_(moe_neuron_bounds_ *bounds, const void *plain, 
   float *to = (float *)moe_neuron_take_(&bounds->scratch, T * H, sizeof *to);
   if (!to) return *failed = 1, to;
   if (a->float_scales) {
-    const moe_dequantize_scaled_args args = {.element = a->element, .rows = T, .columns = H,
-        .block_rows = a->block_rows, .block_columns = a->block_columns, .codes = a->codes,
-        .scales = (const float *)a->scales, .plain = to};
+    const moe_dequantize_scaled_args args = {.element = a->element,
+                                             .rows = T,
+                                             .columns = H,
+                                             .block_rows = a->block_rows,
+                                             .block_columns = a->block_columns,
+                                             .codes = a->codes,
+                                             .scales = (const float *)a->scales,
+                                             .plain = to};
     (void)moe_dequantize_scaled(NULL, &args);
   } else {
-    const moe_dequantize_mx_args args = {.element = a->element, .rows = T, .columns = H, .codes = a->codes,
-        .scales = (const uint8_t *)a->scales, .plain = to};
+    const moe_dequantize_mx_args args = {.element = a->element,
+                                         .rows = T,
+                                         .columns = H,
+                                         .codes = a->codes,
+                                         .scales = (const uint8_t *)a->scales,
+                                         .plain = to};
     (void)moe_dequantize_mx(NULL, &args);
   }
   return to;
@@ -106,9 +117,17 @@ typedef struct moe_neuron_weight_ {
 MOE_FN moe_status moe_neuron_rows_(moe_context *ctx, moe_neuron_bounds_ *bounds, moe_neuron_weight_ *w, int64_t E) {
   const moe_quantized_weight *q = w->quantized;
   const int nki = q->layout >= MOE_MX_LAYOUT_NKI_STRIDED_X4 && q->layout <= MOE_MX_LAYOUT_NKI_1X32;
-  moe_mx_layout_args args = {.from = q->layout, .to = MOE_MX_LAYOUT_PLAIN, .scales_from = q->scales_layout,
-      .element_bits = q->element == MOE_ELEMENT_E2M1 ? 4 : 8, .parts = (int32_t)w->parts, .E = E, .K = w->K,
-      .columns = w->columns, .logical_order = nki, .codes_in = q->codes, .scales_in = (const uint8_t *)q->scales};
+  moe_mx_layout_args args = {.from = q->layout,
+                             .to = MOE_MX_LAYOUT_PLAIN,
+                             .scales_from = q->scales_layout,
+                             .element_bits = q->element == MOE_ELEMENT_E2M1 ? 4 : 8,
+                             .parts = (int32_t)w->parts,
+                             .E = E,
+                             .K = w->K,
+                             .columns = w->columns,
+                             .logical_order = nki,
+                             .codes_in = q->codes,
+                             .scales_in = (const uint8_t *)q->scales};
   moe_mx_layout_bytes bytes;
   MOE_NEURON_TRY_(moe_mx_layout_size(ctx, &args, &bytes));
   args.codes_out = w->codes = (uint8_t *)moe_neuron_take_(&bounds->scratch, (int64_t)bytes.codes_out, 1);

@@ -36,7 +36,8 @@ MOE_FN void moe_neuron_grouped_row_(const moe_neuron_bounds_ *bounds, const moe_
       moe_neuron_add_magnitudes_(to, moe_neuron_gamma_(bounds, a->N) * fabs((double)yr[n]), value + n * a->K, a->K);
   }
   for (int64_t n = 0; n < a->N && dw; n++)
-    moe_neuron_add_magnitudes_(dw + (e * a->N + n) * a->K, moe_neuron_gamma_(bounds, rows) * fabs((double)yr[n]), xr, a->K);
+    moe_neuron_add_magnitudes_(dw + (e * a->N + n) * a->K, moe_neuron_gamma_(bounds, rows) * fabs((double)yr[n]), xr,
+                               a->K);
 }
 
 MOE_FN moe_status moe_neuron_bound_grouped_(moe_context *ctx, const void *arguments, moe_neuron_bounds_ *bounds) {
@@ -46,8 +47,9 @@ MOE_FN moe_status moe_neuron_bound_grouped_(moe_context *ctx, const void *argume
   const int dw_only = output == 'W', dx = output == 'X';
   int failed = 0;
   moe_neuron_weight_ w = {.plain = a->W, .dtype = bounds->dtype, .K = a->N, .parts = 1, .columns = a->K};
-  const float *x = dx ? NULL : moe_neuron_floats_(bounds, bounds->dtype, a->X,
-                                                  (a->permute_x ? a->num_tokens : total) * a->K, &failed);
+  const float *x =
+      dx ? NULL
+         : moe_neuron_floats_(bounds, bounds->dtype, a->X, (a->permute_x ? a->num_tokens : total) * a->K, &failed);
   const float *dy = dx || dw_only ? moe_neuron_floats_(bounds, bounds->dtype, a->dY, total * a->N, &failed) : NULL;
   if (failed) return moe_neuron_no_memory_(ctx);
   if (!dw_only && !a->W) return moe_neuron_null_(ctx, "W");

@@ -14,16 +14,16 @@ typedef struct moe_neuron_layer_ {
   moe_dtype checkpoint_dtype;
   const float *x, *affinity, *gate_up_bias, *down_bias, *dy;
   moe_neuron_weight_ gate_up, down;
-  int64_t *last;            /* [T] the last block that holds the token, with not_accumulating; NULL without */
-  int64_t *rows, *blocks;   /* [E] of each expert */
-  int32_t *terms;           /* [T] how many rows a token has had */
-  float *sum;               /* [T,H] magnitudes of what is summed over experts */
-  moe_neuron_values_ gu;    /* [2,I]: g, u, within their limits; then the gradients dg, du */
-  moe_neuron_values_ m;     /* [I]: with ON_I scaled */
-  moe_neuron_values_ dm;    /* [I]: dY*Wd^T */
-  moe_neuron_values_ h;     /* [H] */
-  double *act, *act_grad;   /* [2,I]: act(g) and act'(g), then their errors */
-  double *size;             /* [2,H]: sums of a product */
+  int64_t *last;          /* [T] the last block that holds the token, with not_accumulating; NULL without */
+  int64_t *rows, *blocks; /* [E] of each expert */
+  int32_t *terms;         /* [T] how many rows a token has had */
+  float *sum;             /* [T,H] magnitudes of what is summed over experts */
+  moe_neuron_values_ gu;  /* [2,I]: g, u, within their limits; then the gradients dg, du */
+  moe_neuron_values_ m;   /* [I]: with ON_I scaled */
+  moe_neuron_values_ dm;  /* [I]: dY*Wd^T */
+  moe_neuron_values_ h;   /* [H] */
+  double *act, *act_grad; /* [2,I]: act(g) and act'(g), then their errors */
+  double *size;           /* [2,H]: sums of a product */
 } moe_neuron_layer_;
 
 /* A row: block, place in it, token, expert, affinity. */
@@ -101,7 +101,8 @@ MOE_FN void moe_neuron_gate_up_(moe_neuron_layer_ *y, const moe_neuron_row_ *row
   const moe_blockwise_layer *l = y->l;
   const int64_t n = 2 * l->I;
   const float *w = moe_neuron_expert_(&y->gate_up, row->e);
-  const double a = l->config.affinity_mode == MOE_AFFINITY_PRE_SCALE ? row->a : 1, gamma = moe_neuron_gamma_(y->bounds, l->H);
+  const double a = l->config.affinity_mode == MOE_AFFINITY_PRE_SCALE ? row->a : 1,
+               gamma = moe_neuron_gamma_(y->bounds, l->H);
   memset(y->gu.v, 0, (size_t)n * sizeof *y->gu.v), memset(y->gu.e, 0, (size_t)n * sizeof *y->gu.e);
   for (int64_t h = 0; h < l->H; h++) {
     const double x = (double)y->x[row->t * l->H + h];
@@ -183,7 +184,8 @@ MOE_FN void moe_neuron_term_(moe_neuron_layer_ *y, int64_t t, float *bound, doub
 MOE_FN void moe_neuron_forward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ *row) {
   const moe_blockwise_layer *l = y->l;
   const moe_affinity_mode mode = l->config.affinity_mode;
-  float *output = moe_neuron_bound_of_(y->bounds, "output"), *down = moe_neuron_bound_of_(y->bounds, "down_activations"),
+  float *output = moe_neuron_bound_of_(y->bounds, "output"),
+        *down = moe_neuron_bound_of_(y->bounds, "down_activations"),
         *gate_up = moe_neuron_bound_of_(y->bounds, "gate_up_activations_T");
   float *scaled = moe_neuron_bound_of_(y->bounds, "scaled_intermediate_checkpoint_T");
   const int post = mode == MOE_AFFINITY_POST_SCALE;
@@ -290,8 +292,8 @@ MOE_FN double moe_neuron_affinity_grad_(const moe_neuron_layer_ *y, const moe_ne
   const moe_affinity_mode mode = l->config.affinity_mode;
   const double s = y->bounds->operand;
   const double on_h_sum = moe_neuron_gamma_(y->bounds, l->H), sums = moe_neuron_gamma_(y->bounds, l->I + l->H);
-  const int on_h = mode == MOE_AFFINITY_POST_SCALE && args->affinity_option == MOE_AFFINITY_OPTION_ON_H &&
-                   args->down_activations;
+  const int on_h =
+      mode == MOE_AFFINITY_POST_SCALE && args->affinity_option == MOE_AFFINITY_OPTION_ON_H && args->down_activations;
   double e = 0, sum = 0, square = 0;
   if (mode == MOE_AFFINITY_NO_SCALE) return 0;
   for (int64_t h = 0; h < l->H && mode == MOE_AFFINITY_PRE_SCALE; h++) {
@@ -380,10 +382,18 @@ MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, 
   const moe_blockwise_layer *l = y->l;
   int failed = 0;
   y->checkpoint_dtype = l->checkpoint_dtype == MOE_DTYPE_DEFAULT ? b->dtype : l->checkpoint_dtype;
-  y->gate_up = (moe_neuron_weight_){.quantized = l->quantized_gate_up_proj_weight, .plain = l->gate_up_proj_weight,
-      .dtype = b->dtype, .K = l->H, .parts = 2, .columns = l->I};
-  y->down = (moe_neuron_weight_){.quantized = l->quantized_down_proj_weight, .plain = l->down_proj_weight,
-      .dtype = b->dtype, .K = l->I, .parts = 1, .columns = l->H};
+  y->gate_up = (moe_neuron_weight_){.quantized = l->quantized_gate_up_proj_weight,
+                                    .plain = l->gate_up_proj_weight,
+                                    .dtype = b->dtype,
+                                    .K = l->H,
+                                    .parts = 2,
+                                    .columns = l->I};
+  y->down = (moe_neuron_weight_){.quantized = l->quantized_down_proj_weight,
+                                 .plain = l->down_proj_weight,
+                                 .dtype = b->dtype,
+                                 .K = l->I,
+                                 .parts = 1,
+                                 .columns = l->H};
   y->x = moe_neuron_hidden_(b, l->hidden_states, l->quantized_hidden_states, l->T, l->H, &failed);
   y->affinity = moe_neuron_floats_(b, l->affinity_dtype == MOE_DTYPE_DEFAULT ? MOE_DTYPE_F32 : l->affinity_dtype,
                                    l->expert_affinities_masked, l->T * l->E, &failed);
@@ -401,8 +411,9 @@ MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, 
   y->size = (double *)moe_neuron_take_(&b->scratch, 2 * l->H, sizeof *y->size);
   y->act_grad = (double *)moe_neuron_take_(&b->scratch, 2 * l->I, sizeof *y->act_grad);
   if (failed || (not_accumulating && !y->last) || !y->rows || !y->blocks || !y->terms || !y->sum || !y->act ||
-      !y->act_grad || !y->size || !moe_neuron_take_values_(b, &y->gu, 2 * l->I) || !moe_neuron_take_values_(b, &y->m, l->I) ||
-      !moe_neuron_take_values_(b, &y->dm, l->I) || !moe_neuron_take_values_(b, &y->h, l->H))
+      !y->act_grad || !y->size || !moe_neuron_take_values_(b, &y->gu, 2 * l->I) ||
+      !moe_neuron_take_values_(b, &y->m, l->I) || !moe_neuron_take_values_(b, &y->dm, l->I) ||
+      !moe_neuron_take_values_(b, &y->h, l->H))
     return moe_neuron_no_memory_(ctx);
   MOE_NEURON_TRY_(moe_neuron_weight_new_(ctx, b, &y->gate_up, l->E));
   return moe_neuron_weight_new_(ctx, b, &y->down, l->E);

@@ -30,7 +30,8 @@ MOE_FN moe_nrt_dtype moe_neuron_dtype_(moe_dtype dtype) {
 /* ----------------------------------------------------------------------------------------------------- adding a row */
 
 /* A shape: how many axes, then the axes. */
-#define MOE_NEURON_SHAPE_(...) ((const int64_t[]){sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), __VA_ARGS__})
+#define MOE_NEURON_SHAPE_(...) \
+  ((const int64_t[]){sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t), __VA_ARGS__})
 
 /* Adds a tensor. Its size cannot overflow: that has been checked. */
 MOE_FN moe_neuron_operand *moe_neuron_add_(moe_neuron_call_ *call, const char *name, const void *data,
@@ -101,13 +102,13 @@ MOE_FN void moe_neuron_add_scales_(moe_neuron_call_ *call, const char *name, con
 
 /* A weight as it is stored: codes, and scales under a name of their own. MX codes are words. */
 MOE_FN moe_status moe_neuron_add_quantized_(moe_context *ctx, moe_neuron_call_ *call, const char *name,
-                                            const char *scales_name, const moe_quantized_weight *w, int64_t E, int64_t K,
-                                            int32_t parts, int64_t columns) {
+                                            const char *scales_name, const moe_quantized_weight *w, int64_t E,
+                                            int64_t K, int32_t parts, int64_t columns) {
   const int32_t bits = w->element == MOE_ELEMENT_E2M1 ? 4 : 8;
   moe_neuron_operand *codes;
   if (w->scaling != MOE_WEIGHT_MX) {
-    codes = moe_neuron_add_(call, name, w->codes, moe_neuron_element_(w->element),
-                            MOE_NEURON_SHAPE_(E, K, parts, columns));
+    codes =
+        moe_neuron_add_(call, name, w->codes, moe_neuron_element_(w->element), MOE_NEURON_SHAPE_(E, K, parts, columns));
     codes->use = MOE_NEURON_WEIGHT;
     moe_neuron_add_scales_(call, scales_name, w, E, K, parts, columns);
     return MOE_OK;
@@ -115,8 +116,15 @@ MOE_FN moe_status moe_neuron_add_quantized_(moe_context *ctx, moe_neuron_call_ *
   if (w->layout < MOE_MX_LAYOUT_NKI_STRIDED_X4 || w->layout > MOE_MX_LAYOUT_NKI_1X32)
     return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED,
                             "%s is in no layout of Trainium: convert it by moe_mx_layout_convert", name);
-  const moe_mx_layout_args layout = {.from = w->layout, .to = w->layout, .scales_from = w->scales_layout,
-      .scales_to = w->scales_layout, .element_bits = bits, .parts = parts, .E = E, .K = K, .columns = columns};
+  const moe_mx_layout_args layout = {.from = w->layout,
+                                     .to = w->layout,
+                                     .scales_from = w->scales_layout,
+                                     .scales_to = w->scales_layout,
+                                     .element_bits = bits,
+                                     .parts = parts,
+                                     .E = E,
+                                     .K = K,
+                                     .columns = columns};
   moe_mx_layout_bytes bytes;
   MOE_NEURON_TRY_(moe_mx_layout_size(ctx, &layout, &bytes));
   codes = moe_neuron_add_(call, name, w->codes, bits == 4 ? MOE_NRT_DTYPE_UINT16 : MOE_NRT_DTYPE_UINT32,
@@ -140,10 +148,10 @@ MOE_FN void moe_neuron_add_hidden_(moe_neuron_call_ *call, const char *name, con
   operand = moe_neuron_add_(call, name, a->codes, moe_neuron_element_(a->element), MOE_NEURON_SHAPE_(T, columns));
   moe_neuron_pad_row_(operand);
   const int64_t rows = !a->float_scales ? T : a->block_rows ? moe_ceil_div_(T, a->block_rows) : 1;
-  const int64_t groups = !a->float_scales ? moe_ceil_div_(H, 32)
-                         : a->block_columns ? moe_ceil_div_(H, a->block_columns) : 1;
-  operand = moe_neuron_add_(call, scales_name, a->scales,
-                            a->float_scales ? MOE_NRT_DTYPE_FLOAT32 : MOE_NRT_DTYPE_UINT8,
+  const int64_t groups = !a->float_scales   ? moe_ceil_div_(H, 32)
+                         : a->block_columns ? moe_ceil_div_(H, a->block_columns)
+                                            : 1;
+  operand = moe_neuron_add_(call, scales_name, a->scales, a->float_scales ? MOE_NRT_DTYPE_FLOAT32 : MOE_NRT_DTYPE_UINT8,
                             MOE_NEURON_SHAPE_(rows, groups));
   if (rows == T) moe_neuron_pad_row_(operand);
 }
@@ -183,13 +191,15 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
   o->zero_if_absent = l->config.affinity_mode == MOE_AFFINITY_NO_SCALE;
   if (plain_gate_up)
     moe_neuron_add_float_(call, "gate_up_proj_weight", l->gate_up_proj_weight, MOE_DTYPE_DEFAULT,
-                          MOE_NEURON_SHAPE_(l->E, l->H, 2, l->I))->use = MOE_NEURON_WEIGHT;
+                          MOE_NEURON_SHAPE_(l->E, l->H, 2, l->I))
+        ->use = MOE_NEURON_WEIGHT;
   else
     MOE_NEURON_TRY_(moe_neuron_add_quantized_(ctx, call, "gate_up_proj_weight", "gate_up_proj_scale",
                                               l->quantized_gate_up_proj_weight, l->E, l->H, 2, l->I));
   if (plain_down)
     moe_neuron_add_float_(call, "down_proj_weight", l->down_proj_weight, MOE_DTYPE_DEFAULT,
-                          MOE_NEURON_SHAPE_(l->E, l->I, l->H))->use = MOE_NEURON_WEIGHT;
+                          MOE_NEURON_SHAPE_(l->E, l->I, l->H))
+        ->use = MOE_NEURON_WEIGHT;
   else
     MOE_NEURON_TRY_(moe_neuron_add_quantized_(ctx, call, "down_proj_weight", "down_proj_scale",
                                               l->quantized_down_proj_weight, l->E, l->I, 1, l->H));
@@ -197,8 +207,8 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
                             MOE_NEURON_SHAPE_(l->E, 2, l->I));
   o->use = MOE_NEURON_WEIGHT, o->zero_if_absent = 1;
   if (mx_bias && l->gate_and_up_proj_bias) {
-    const moe_nki_vector_args vector = {.kind = MOE_NKI_GATE_UP_BIAS, .dtype = o->elements, .to_nki = 1, .E = l->E,
-                                        .length = l->I};
+    const moe_nki_vector_args vector = {
+        .kind = MOE_NKI_GATE_UP_BIAS, .dtype = o->elements, .to_nki = 1, .E = l->E, .length = l->I};
     size_t in;
     MOE_NEURON_TRY_(moe_nki_vector_size(ctx, &vector, &in, &o->bytes));
     o->order = MOE_NEURON_ORDER_GATE_UP_BIAS;
@@ -212,11 +222,12 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
     moe_neuron_add_(call, "block_to_expert", l->block_to_expert, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(l->N));
   o = moe_neuron_add_(call, "conditions", l->conditions, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(l->N));
   o->padding = 8, o->optional = 1;
-  moe_neuron_add_(call, "num_valid_tokens", l->num_valid_tokens, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(1))->optional = 1;
-  moe_neuron_add_float_(call, "gate_up_in_scale", l->mx.gate_up_in_scale, MOE_DTYPE_F32,
-                        MOE_NEURON_SHAPE_(l->E))->optional = 1;
-  moe_neuron_add_float_(call, "down_in_scale", l->mx.down_in_scale, MOE_DTYPE_F32,
-                        MOE_NEURON_SHAPE_(l->E))->optional = 1;
+  moe_neuron_add_(call, "num_valid_tokens", l->num_valid_tokens, MOE_NRT_DTYPE_INT32, MOE_NEURON_SHAPE_(1))->optional =
+      1;
+  moe_neuron_add_float_(call, "gate_up_in_scale", l->mx.gate_up_in_scale, MOE_DTYPE_F32, MOE_NEURON_SHAPE_(l->E))
+      ->optional = 1;
+  moe_neuron_add_float_(call, "down_in_scale", l->mx.down_in_scale, MOE_DTYPE_F32, MOE_NEURON_SHAPE_(l->E))->optional =
+      1;
   return MOE_OK;
 }
 
@@ -277,7 +288,8 @@ MOE_FN moe_status moe_neuron_describe_backward_(moe_context *ctx, const void *ar
                             MOE_NEURON_SHAPE_(l->N, l->B, l->H));
   o->alias = "down_proj_act_checkpoint", o->optional = 1;
   moe_neuron_add_float_(call, "scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T,
-                        l->checkpoint_dtype, MOE_NEURON_SHAPE_(l->N, l->I, l->B))->optional = 1;
+                        l->checkpoint_dtype, MOE_NEURON_SHAPE_(l->N, l->I, l->B))
+      ->optional = 1;
   moe_neuron_add_hidden_(call, "output_hidden_states_grad", "output_hidden_states_grad_scale",
                          args->output_hidden_states_grad, args->quantized_output_hidden_states_grad, l->T, l->H);
   o = moe_neuron_add_gradient_(call, args, MOE_ACCUMULATE_HIDDEN_STATES_GRAD, "hidden_states_grad",
@@ -296,8 +308,7 @@ MOE_FN moe_status moe_neuron_describe_backward_(moe_context *ctx, const void *ar
                            MOE_NEURON_SHAPE_(l->E, l->I, l->H));
   moe_neuron_add_output_(call, "gate_and_up_proj_bias_grad", args->gate_and_up_proj_bias_grad, grad,
                          MOE_NEURON_SHAPE_(l->E, 2, l->I));
-  moe_neuron_add_output_(call, "down_proj_bias_grad", args->down_proj_bias_grad, grad,
-                         MOE_NEURON_SHAPE_(l->E, l->H));
+  moe_neuron_add_output_(call, "down_proj_bias_grad", args->down_proj_bias_grad, grad, MOE_NEURON_SHAPE_(l->E, l->H));
   return MOE_OK;
 }
 
@@ -343,8 +354,7 @@ MOE_FN moe_status moe_neuron_describe_grouped_(moe_context *ctx, const void *arg
   if (forward) moe_neuron_add_output_(call, "Y", args->Y, MOE_DTYPE_DEFAULT, MOE_NEURON_SHAPE_(total, args->N));
   if (dx) moe_neuron_add_output_(call, "dX", args->dX, MOE_DTYPE_DEFAULT, MOE_NEURON_SHAPE_(total, args->K));
   if (dw)
-    moe_neuron_add_output_(call, "dW", args->dW, args->weight_grad_dtype,
-                           MOE_NEURON_SHAPE_(args->E, args->N, args->K));
+    moe_neuron_add_output_(call, "dW", args->dW, args->weight_grad_dtype, MOE_NEURON_SHAPE_(args->E, args->N, args->K));
   return MOE_OK;
 }
 

@@ -18,10 +18,10 @@ MOE_FN moe_status moe_neuron_succeed_(moe_context *ctx) {
   return MOE_OK;
 }
 
-#define MOE_NEURON_TRY_(expression)                          \
-  do {                                                       \
-    const moe_status moe_neuron_try_ = (expression);         \
-    if (moe_neuron_try_ != MOE_OK) return moe_neuron_try_;   \
+#define MOE_NEURON_TRY_(expression)                        \
+  do {                                                     \
+    const moe_status moe_neuron_try_ = (expression);       \
+    if (moe_neuron_try_ != MOE_OK) return moe_neuron_try_; \
   } while (0)
 
 MOE_FN moe_status moe_neuron_null_(moe_context *ctx, const char *name) {
@@ -61,8 +61,8 @@ const char *moe_neuron_advice(moe_nrt_status status) {
 /* What the function `name` of libnrt has returned. */
 MOE_FN moe_status moe_neuron_nrt_(moe_context *ctx, const char *name, moe_nrt_status status) {
   if (status == MOE_NRT_SUCCESS) return MOE_OK;
-  return moe_neuron_fail_(ctx, moe_neuron_status(status), "%s returns %s (%d): %s", name,
-                          moe_neuron_status_str(status), (int)status, moe_neuron_advice(status));
+  return moe_neuron_fail_(ctx, moe_neuron_status(status), "%s returns %s (%d): %s", name, moe_neuron_status_str(status),
+                          (int)status, moe_neuron_advice(status));
 }
 #define MOE_NEURON_CALL_(ctx, neuron, function, ...) \
   moe_neuron_nrt_(ctx, #function, (neuron)->nrt.function(__VA_ARGS__))

@@ -1,5 +1,5 @@
-/* The implementation of moe_neuron.h, in order. It calls the public functions of moe.h, and needs nothing else of it but
-   its checked sizes. */
+/* The implementation of moe_neuron.h, in order. It calls the public functions of moe.h; else it needs of it nothing but
+   checked sizes. */
 #ifndef MOE_NEURON_IMPL_H
 #define MOE_NEURON_IMPL_H
 

@@ -75,7 +75,8 @@ MOE_FN moe_status moe_neuron_check_comparable_(moe_context *ctx, const moe_neuro
   for (int32_t i = 0; i < cpu->count; i++) {
     const moe_neuron_operand *o = &cpu->operand[i];
     const int output = o->use == MOE_NEURON_OUTPUT;
-    if (!output && o->bytes > 0 && !o->data && !o->zero_if_absent && !o->optional) return moe_neuron_null_(ctx, o->name);
+    if (!output && o->bytes > 0 && !o->data && !o->zero_if_absent && !o->optional)
+      return moe_neuron_null_(ctx, o->name);
     if (!output && strstr(o->name, "_grad_out"))
       return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "accumulate must be 0: what %s was is not known", o->name);
     if (output && o->data && !device->operand[i].data)
@@ -158,37 +159,37 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
 #define moe_neuron_bound_GROUPED_DW_    moe_neuron_bound_grouped_
 #define moe_neuron_bound_GROUPED_       moe_neuron_bound_grouped_
 
-#define MOE_NEURON_DEFINE_OP_(op, args_type, kind, NAME)                                                               \
-  MOE_FN moe_status moe_neuron_cpu_##op##_(moe_context *ctx, const void *args) {                                       \
-    return moe_##op(ctx, (const args_type *)args);                                                                     \
-  }                                                                                                                    \
-  MOE_FN moe_status moe_neuron_size_##op##_(moe_context *ctx, const void *args) {                                      \
-    size_t bytes;                                                                                                      \
-    return moe_##op##_workspace_size(ctx, (const args_type *)args, &bytes);                                            \
-  }                                                                                                                    \
-  static const moe_neuron_op_ moe_neuron_op_##op##_ = {                                                                \
-      MOE_NEURON_##kind##_,         MOE_DTYPE_##NAME,          moe_neuron_describe_##kind##_, moe_neuron_bound_##kind##_, \
-      moe_neuron_cpu_##op##_,       moe_neuron_size_##op##_,   moe_neuron_rounds_##kind##_};                           \
-  moe_status moe_neuron_describe_##op(moe_context *ctx, const args_type *args, const moe_neuron_options *options,      \
-                                      moe_neuron_table *table) {                                                       \
-    return moe_neuron_describe_(ctx, &moe_neuron_op_##op##_, args, options, table);                                    \
-  }                                                                                                                    \
-  moe_status moe_neuron_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,                         \
-                             const moe_neuron_options *options) {                                                      \
-    return moe_neuron_on_device_(ctx, &moe_neuron_op_##op##_, model, args, options);                                   \
-  }                                                                                                                    \
-  moe_status moe_neuron_or_cpu_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,                  \
-                                    const moe_neuron_options *options, moe_neuron_choice *choice) {                    \
-    return moe_neuron_either_(ctx, &moe_neuron_op_##op##_, model, args, options, choice);                              \
-  }                                                                                                                    \
-  moe_status moe_neuron_compare_##op(moe_context *ctx, const args_type *args, const args_type *device_args,            \
-                                     const moe_neuron_options *options, moe_neuron_report *report) {                   \
-    return moe_neuron_compare_(ctx, &moe_neuron_op_##op##_, args, device_args, options, report);                       \
-  }                                                                                                                    \
-  moe_status moe_neuron_check_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,                   \
-                                   const args_type *device_args, const moe_neuron_options *options,                    \
-                                   moe_neuron_report *report) {                                                        \
-    return moe_neuron_check_(ctx, &moe_neuron_op_##op##_, model, args, device_args, options, report);                  \
+#define MOE_NEURON_DEFINE_OP_(op, args_type, kind, NAME)                                                          \
+  MOE_FN moe_status moe_neuron_cpu_##op##_(moe_context *ctx, const void *args) {                                  \
+    return moe_##op(ctx, (const args_type *)args);                                                                \
+  }                                                                                                               \
+  MOE_FN moe_status moe_neuron_size_##op##_(moe_context *ctx, const void *args) {                                 \
+    size_t bytes;                                                                                                 \
+    return moe_##op##_workspace_size(ctx, (const args_type *)args, &bytes);                                       \
+  }                                                                                                               \
+  static const moe_neuron_op_ moe_neuron_op_##op##_ = {                                                           \
+      MOE_NEURON_##kind##_,   MOE_DTYPE_##NAME,        moe_neuron_describe_##kind##_, moe_neuron_bound_##kind##_, \
+      moe_neuron_cpu_##op##_, moe_neuron_size_##op##_, moe_neuron_rounds_##kind##_};                              \
+  moe_status moe_neuron_describe_##op(moe_context *ctx, const args_type *args, const moe_neuron_options *options, \
+                                      moe_neuron_table *table) {                                                  \
+    return moe_neuron_describe_(ctx, &moe_neuron_op_##op##_, args, options, table);                               \
+  }                                                                                                               \
+  moe_status moe_neuron_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,                    \
+                             const moe_neuron_options *options) {                                                 \
+    return moe_neuron_on_device_(ctx, &moe_neuron_op_##op##_, model, args, options);                              \
+  }                                                                                                               \
+  moe_status moe_neuron_or_cpu_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,             \
+                                    const moe_neuron_options *options, moe_neuron_choice *choice) {               \
+    return moe_neuron_either_(ctx, &moe_neuron_op_##op##_, model, args, options, choice);                         \
+  }                                                                                                               \
+  moe_status moe_neuron_compare_##op(moe_context *ctx, const args_type *args, const args_type *device_args,       \
+                                     const moe_neuron_options *options, moe_neuron_report *report) {              \
+    return moe_neuron_compare_(ctx, &moe_neuron_op_##op##_, args, device_args, options, report);                  \
+  }                                                                                                               \
+  moe_status moe_neuron_check_##op(moe_context *ctx, moe_neuron_model *model, const args_type *args,              \
+                                   const args_type *device_args, const moe_neuron_options *options,               \
+                                   moe_neuron_report *report) {                                                   \
+    return moe_neuron_check_(ctx, &moe_neuron_op_##op##_, model, args, device_args, options, report);             \
   }
 #define MOE_NEURON_DEFINE_(name, type, NAME) MOE_NEURON_OP_LIST(MOE_NEURON_DEFINE_OP_, name, NAME)
 MOE_DTYPE_LIST(MOE_NEURON_DEFINE_)

@@ -78,9 +78,9 @@ MOE_FN void moe_neuron_judge_tensor_(const moe_neuron_operand *cpu, const moe_ne
       moe_neuron_widen_(cpu->elements, cpu->data, at, n, c);
       moe_neuron_widen_(cpu->elements, device->data, at, n, d);
       for (int64_t k = 0; k < n; k++)
-        moe_neuron_judge_(report, at + k, (double)d[k], (double)c[k],
-                          bound ? moe_neuron_apart_(cpu->elements, (double)c[k], (double)bound[r * cpu->row + i + k]) : -1,
-                          &worst);
+        moe_neuron_judge_(
+            report, at + k, (double)d[k], (double)c[k],
+            bound ? moe_neuron_apart_(cpu->elements, (double)c[k], (double)bound[r * cpu->row + i + k]) : -1, &worst);
     }
 }
 

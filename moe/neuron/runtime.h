@@ -37,8 +37,8 @@ MOE_FN const char *moe_neuron_resolve_(moe_neuron *neuron) {
 #define MOE_NRT_OPTIONAL_(result, name, arguments) \
   symbol = dlsym(neuron->library, #name);          \
   memcpy(&neuron->nrt.name, &symbol, sizeof symbol);
-#define MOE_NRT_REQUIRED_(result, name, arguments)   \
-  MOE_NRT_OPTIONAL_(result, name, arguments)         \
+#define MOE_NRT_REQUIRED_(result, name, arguments) \
+  MOE_NRT_OPTIONAL_(result, name, arguments)       \
   if (!symbol && !missing) missing = #name;
 #define MOE_NRT_UNDECLARED_(name) MOE_NRT_OPTIONAL_(, name, )
   MOE_NRT_FUNCTION_LIST(MOE_NRT_REQUIRED_, MOE_NRT_OPTIONAL_)
@@ -56,7 +56,8 @@ moe_status moe_neuron_open(moe_context *ctx, moe_neuron *neuron, const char *pat
   if (!neuron->library) return moe_neuron_open_failed_(ctx, neuron, MOE_ERROR_NO_RUNTIME);
   const char *missing = moe_neuron_resolve_(neuron);
   if (missing) {
-    (void)snprintf(neuron->why, sizeof neuron->why, "libnrt lacks %s: install a newer aws-neuronx-runtime-lib", missing);
+    (void)snprintf(neuron->why, sizeof neuron->why, "libnrt lacks %s: install a newer aws-neuronx-runtime-lib",
+                   missing);
     return moe_neuron_open_failed_(ctx, neuron, MOE_ERROR_NO_RUNTIME);
   }
   const moe_nrt_status status = neuron->nrt.nrt_init(MOE_NRT_FRAMEWORK_TYPE_NO_FW, "", "");
@@ -94,8 +95,7 @@ moe_status moe_neuron_get_info(moe_context *ctx, const moe_neuron *neuron, moe_n
   if (!info) return moe_neuron_null_(ctx, "info");
   memset(info, 0, sizeof *info);
   const moe_nrt_functions *nrt = &neuron->nrt;
-  if (nrt->nrt_get_version)
-    MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, neuron, nrt_get_version, &version, sizeof version));
+  if (nrt->nrt_get_version) MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, neuron, nrt_get_version, &version, sizeof version));
   if (nrt->nrt_get_instance_info)
     MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, neuron, nrt_get_instance_info, &instance, sizeof instance));
   if (nrt->nrt_get_total_vnc_count)

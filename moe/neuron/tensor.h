@@ -29,8 +29,8 @@ moe_status moe_neuron_tensor_slice(moe_context *ctx, const moe_neuron_tensor *of
   memset(slice, 0, sizeof *slice);
   MOE_NEURON_TRY_(moe_neuron_within_(ctx, of, "of", offset, bytes));
   MOE_NEURON_TRY_(MOE_NEURON_HAS_(ctx, of->neuron, nrt_tensor_allocate_slice));
-  MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, of->neuron, nrt_tensor_allocate_slice, of->tensor, offset, bytes, NULL,
-                                   &slice->tensor));
+  MOE_NEURON_TRY_(
+      MOE_NEURON_CALL_(ctx, of->neuron, nrt_tensor_allocate_slice, of->tensor, offset, bytes, NULL, &slice->tensor));
   slice->neuron = of->neuron, slice->bytes = bytes;
   return moe_neuron_succeed_(ctx);
 }
@@ -63,8 +63,8 @@ moe_status moe_neuron_tensor_copy(moe_context *ctx, const moe_neuron_tensor *fro
   MOE_NEURON_TRY_(moe_neuron_within_(ctx, from, "from", from_offset, bytes));
   MOE_NEURON_TRY_(moe_neuron_within_(ctx, to, "to", to_offset, bytes));
   MOE_NEURON_TRY_(MOE_NEURON_HAS_(ctx, from->neuron, nrt_tensor_copy));
-  MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, from->neuron, nrt_tensor_copy, from->tensor, from_offset, to->tensor, to_offset,
-                                   bytes));
+  MOE_NEURON_TRY_(
+      MOE_NEURON_CALL_(ctx, from->neuron, nrt_tensor_copy, from->tensor, from_offset, to->tensor, to_offset, bytes));
   return moe_neuron_succeed_(ctx);
 }
 

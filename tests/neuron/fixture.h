@@ -169,7 +169,7 @@ static inline void neff_without(standin_neff *neff, const char *name) {
   memmove(t, t + 1, (size_t)((char *)end - (char *)t));
 }
 
-/* -------------------------------------------------------------------------------------------------------- the device */
+/* ------------------------------------------------------------------------------------------------------- the device */
 
 /* The runtime that the tests load, held open, so that its counts stay. */
 static const standin_control *control;

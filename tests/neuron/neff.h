@@ -7,7 +7,9 @@
 
 enum { STANDIN_TENSORS = 24, STANDIN_ARGS = 1024 };
 
-typedef enum standin_op { STANDIN_FWD, STANDIN_BWD, STANDIN_GROUPED, STANDIN_GROUPED_DX, STANDIN_GROUPED_DW } standin_op;
+typedef enum standin_op {
+  STANDIN_FWD, STANDIN_BWD, STANDIN_GROUPED, STANDIN_GROUPED_DX, STANDIN_GROUPED_DW
+} standin_op;
 
 /* In which struct the pointer is. */
 typedef enum standin_place { STANDIN_IN_ARGS, STANDIN_IN_GATE_UP, STANDIN_IN_DOWN } standin_place;

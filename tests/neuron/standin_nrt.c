@@ -1,4 +1,4 @@
-/* standin_nrt.c: a stand-in for libnrt.so.1, for tests. It is not Neuron's: it has the synchronous interface of NRT 2.0,
+/* standin_nrt.c: a stand-in for libnrt.so.1, for tests. It is not Neuron's: it has NRT 2.0's synchronous interface,
    two cores whose memory is apart from the host's, and executes what a standin_kernel says by calling moe.h. It counts
    what is not given back, notices what libnrt would not allow, and makes any call fail that a test names.
 
@@ -478,7 +478,8 @@ static void *launch_data(launch *run, uint32_t i, const moe_nrt_tensor *t) {
   uint8_t *bytes = t->memory->bytes + t->offset;
   if (d->order == MOE_NEURON_ORDER_SAME) return bytes;
   run->converted[i] = malloc(d->size * 2);
-  const moe_nki_vector_args args = {.kind = d->order == MOE_NEURON_ORDER_DOWN_SCALE ? MOE_NKI_DOWN_SCALE : MOE_NKI_GATE_UP_BIAS,
+  const int scale = d->order == MOE_NEURON_ORDER_DOWN_SCALE;
+  const moe_nki_vector_args args = {.kind = scale ? MOE_NKI_DOWN_SCALE : MOE_NKI_GATE_UP_BIAS,
       .dtype = d->dtype == MOE_NRT_DTYPE_FLOAT32 ? MOE_DTYPE_F32 : MOE_DTYPE_BF16, .E = d->shape[0],
       .length = d->shape[2], .in = bytes, .out = run->converted[i]};
   if (moe_nki_vector_convert(NULL, &args) != MOE_OK) abort();
@@ -486,7 +487,8 @@ static void *launch_data(launch *run, uint32_t i, const moe_nrt_tensor *t) {
 }
 
 /* Binds device memory to the arguments; with the lock held. */
-static moe_nrt_status launch_bind(launch *run, const moe_nrt_model *model, const tensor_set *in, const tensor_set *out) {
+static moe_nrt_status launch_bind(launch *run, const moe_nrt_model *model, const tensor_set *in,
+                                  const tensor_set *out) {
   standin_kernel *k = &run->kernel;
   memcpy(k, &model->kernel, sizeof *k);
   for (uint32_t i = 0; i < k->count; i++) {
