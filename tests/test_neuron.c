@@ -92,6 +92,7 @@ static void test_no_runtime(void **state) {
   assert_ok(moe_neuron_unload(&ctx, &model), &ctx);
   moe_neuron_close(&neuron);
   assert_fails(moe_neuron_open(&ctx, &neuron, STANDIN_BROKEN_PATH), MOE_ERROR_NO_RUNTIME, &ctx, "lacks nrt_execute");
+  assert_null(dlopen(STANDIN_BROKEN_PATH, RTLD_NOW | RTLD_NOLOAD));
   free(p);
 }
 
@@ -572,6 +573,14 @@ static void test_statuses(void **state) {
     else assert_true(s.p->out[1].y[0] == 0 && s.p->out[1].saved[0] == 0);
     control->fail_at(NULL, 0, 0);
   }
+  moe_neuron_report report;
+  control->fail_at("nrt_execute", 0, MOE_NRT_EXEC_COMPLETED_WITH_NUM_ERR);
+  assert_fails(moe_neuron_check_blockwise_mm_fwd_f32(&s.ctx, &s.model, &s.p->fwd[0], &s.p->fwd[1], NULL, &report),
+               MOE_ERROR_DEVICE_NUMERIC, &s.ctx, "(1003)");
+  assert_true(report.count == 3 && report.agree);
+  control->fail_at("nrt_execute", 0, MOE_NRT_TIMEOUT);
+  assert_fails(moe_neuron_check_blockwise_mm_fwd_f32(&s.ctx, &s.model, &s.p->fwd[0], &s.p->fwd[1], NULL, &report),
+               MOE_ERROR_DEVICE_TIMEOUT, &s.ctx, "(5)");
   assert_int_equal(moe_neuron_status(MOE_NRT_EXEC_OOB), MOE_ERROR_DEVICE_OUT_OF_BOUNDS);
   assert_int_equal(moe_neuron_status(MOE_NRT_EXEC_UNIT_UNRECOVERABLE), MOE_ERROR_DEVICE_LOST);
   assert_int_equal(moe_neuron_status(MOE_NRT_EXEC_COMPLETED_WITH_NUM_ERR), MOE_ERROR_DEVICE_NUMERIC);
@@ -648,7 +657,7 @@ static void test_every_failure(void **state) {
 }
 
 /* Allocations of the caller's fail, each once. */
-static void *take_some(void *user, size_t bytes) { return (*(int *)user)-- > 0 ? malloc(bytes) : NULL; }
+static void *take_some(void *user, size_t bytes) { return (*(int *)user)-- > 0 ? take(NULL, bytes) : NULL; }
 static void test_no_memory(void **state) {
   (void)state;
   session s;
@@ -716,6 +725,28 @@ static void test_notices(void **state) {
   assert_fails(moe_neuron_compare_blockwise_mm_fwd_bf16(&s.ctx, &p->fwd[0], &less, NULL, &report),
                MOE_ERROR_INVALID_OPTION, &s.ctx, "device_args has no output");
   session_close(&s);
+}
+
+/* A sum of many small terms in two orders: what the order explains is within the bound, and twice that is not. */
+static void test_order(void **state) {
+  (void)state;
+  enum { DEEP = 256 };
+  static float x[DEEP], w[DEEP], y[2];
+  const int32_t size = 1;
+  moe_context ctx = {.allocate = take, .release = give};
+  moe_neuron_report report;
+  for (int i = 0; i < DEEP; i++) x[i] = i < 2 ? 0.5f : 0x1p-24f, w[i] = 1;
+  moe_grouped_gemm_args args[2];
+  for (int d = 0; d < 2; d++)
+    args[d] = (moe_grouped_gemm_args){.num_tokens = 1, .topk = 1, .E = 1, .N = 1, .K = DEEP, .m_sizes = &size, .X = x,
+        .W = w, .Y = &y[d]};
+  assert_ok(moe_grouped_gemm_f32(&ctx, &args[0]), &ctx);
+  assert_true(y[0] == 1);
+  for (int times = 1; times <= 2; times++) {
+    y[1] = 1 + (float)times * (DEEP - 2) * 0x1p-24f;
+    assert_ok(moe_neuron_compare_grouped_gemm_f32(&ctx, &args[0], &args[1], NULL, &report), &ctx);
+    assert_int_equal(report.agree, times == 1);
+  }
 }
 
 /* Gradients that are accumulated are inputs, too. */
@@ -805,7 +836,7 @@ int main(void) {
       OF(test_padding, F32), OF(test_padding, BF16), OF(test_backward, F32), OF(test_backward, BF16),
       OF(test_grouped, F32), OF(test_grouped, BF16), PLAIN(test_mx), OF(test_mx, F32), PLAIN(test_down_scale),
       PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_stay), PLAIN(test_attach),
-      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_notices),
+      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_notices), PLAIN(test_order),
       PLAIN(test_accumulate), PLAIN(test_no_tokens), PLAIN(test_threads)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

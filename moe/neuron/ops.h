@@ -143,7 +143,8 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
   MOE_NEURON_TRY_(op->cpu(ctx, args));
   const moe_status status = moe_neuron_on_device_(ctx, op, model, device_args, options);
   if (status != MOE_OK && status != MOE_ERROR_DEVICE_NUMERIC) return status;
-  return moe_neuron_compare_(ctx, op, args, device_args, options, report);
+  MOE_NEURON_TRY_(moe_neuron_compare_(ctx, op, args, device_args, options, report));
+  return status == MOE_OK ? MOE_OK : moe_neuron_nrt_(ctx, "nrt_execute", MOE_NRT_EXEC_COMPLETED_WITH_NUM_ERR);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */

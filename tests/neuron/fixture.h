@@ -3,6 +3,7 @@
 #define NEURON_FIXTURE_H
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 
 #include "neff.h"
 #include "support/test.h"
@@ -53,8 +54,18 @@ static inline void problem_args(problem *p, int skip_token) {
   }
 }
 
-static inline void *take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
-static inline void give(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
+/* The caller's memory, counted. */
+static atomic_int host_live;
+static inline void *take(void *user, size_t bytes) {
+  (void)user;
+  atomic_fetch_add(&host_live, 1);
+  return malloc(bytes);
+}
+static inline void give(void *user, void *memory, size_t bytes) {
+  (void)user, (void)bytes;
+  atomic_fetch_sub(&host_live, 1);
+  free(memory);
+}
 
 /* Random tokens, weights and routing; expert 4 has no token. */
 static inline problem *problem_new(moe_dtype dtype, uint64_t seed, int skip_token) {
@@ -183,6 +194,7 @@ static inline const standin_control *hold(const char *path) {
 static inline void assert_clean(void) {
   assert_int_equal(control->live(), 0);
   assert_int_equal(control->violations(), 0);
+  assert_int_equal(host_live, 0);
 }
 
 static inline void assert_ok(moe_status status, const moe_context *ctx) {
