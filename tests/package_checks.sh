@@ -19,6 +19,11 @@ amalgamate() {
   mkdir -p "$single" && python3 "$root/tools/amalgamate.py" "$single/moe.h" && ls -l "$single" &&
     ! grep -n '^ *# *include *"' "$single/moe.h" | grep -v '"moe.h"'
 }
+neuron_alone() {
+  cd "$single" && printf '#define MOE_NEURON_IMPLEMENTATION\n#include "moe_neuron.h"\n' >neuron.c &&
+    gcc -O1 $strict -c neuron.c -o neuron.o &&
+    printf '#define MOE_IMPLEMENTATION\n#include "moe_neuron.h"\n' >both.c && gcc $strict -fsyntax-only both.c
+}
 alone() {
   cd "$single" && printf '#define MOE_IMPLEMENTATION\n#include "moe.h"\n' >one.c && gcc -O2 $strict -c one.c -o one.o
 }
@@ -149,6 +154,7 @@ peers() {
 
 if check "amalgamate.py makes one file without quoted includes" amalgamate; then
   check "that file compiles alone" alone
+  check "moe_neuron.h next to it compiles, without and with it" neuron_alone
   for compiler in $(compilers); do check "$compiler: that file is the same code" same_code "$compiler"; done
 fi
 check "moe.h and meson.build agree on the version" version
