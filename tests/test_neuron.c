@@ -442,6 +442,37 @@ static void test_neff(void **state) {
   session_close(&s);
 }
 
+/* Any byte of a NEFF's header, or of what it declares: it runs to the same bits, or is refused with a sentence. */
+static void test_any_neff(void **state) {
+  (void)state;
+  session s;
+  uint64_t seed = 77;
+  int64_t refusals = 0, ran = 0;
+  session_open(&s, MOE_DTYPE_F32, 0);
+  forward_cpu(&s);
+  for (int64_t i = 0; i < test_cases(3000, 300); i++) {
+    forward_neff(&s);
+    standin_tensor *t = &s.neff.kernel.tensor[test_random(&seed) % s.neff.kernel.count];
+    const uint64_t random = test_random(&seed);
+    switch (random % 6) {
+      case 0: ((uint8_t *)&s.neff.header)[random / 8 % sizeof s.neff.header] ^= (uint8_t)(1u << random / 8192 % 8); break;
+      case 1: t->name[random / 8 % 20] ^= (char)(random / 1024 % 128); break;
+      case 2: t->usage ^= (uint32_t)(random / 8 % 2); break;
+      case 3: t->dtype = (uint32_t)(random / 8 % 17); break;
+      case 4: t->size = random / 8 % 3 ? t->size + random / 32 % 9 - 4 : random; break;
+      case 5: t->ndim = (uint32_t)(random / 8 % 6); break;
+    }
+    memset(&s.p->out[1], 0, sizeof s.p->out[1]);
+    moe_status status = moe_neuron_load(&s.ctx, &s.neuron, &s.neff, sizeof s.neff, -1, &s.model);
+    if (status == MOE_OK) status = forward(&s, NULL);
+    if (status == MOE_OK) assert_same_outputs(s.p), ran++;
+    else assert_true(s.ctx.message[0] && s.p->out[1].y[0] == 0), refusals++;
+    assert_ok(moe_neuron_unload(&s.ctx, &s.model), &s.ctx);
+  }
+  assert_true(refusals > 50 && ran > 50);
+  session_close(&s);
+}
+
 /* --------------------------------------------------------------------------------------------------- device tensors */
 
 static void test_stay(void **state) {
@@ -835,7 +866,7 @@ int main(void) {
       PLAIN(test_no_runtime), PLAIN(test_old_runtime), OF(test_forward, F32), OF(test_forward, BF16),
       OF(test_padding, F32), OF(test_padding, BF16), OF(test_backward, F32), OF(test_backward, BF16),
       OF(test_grouped, F32), OF(test_grouped, BF16), PLAIN(test_mx), OF(test_mx, F32), PLAIN(test_down_scale),
-      PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_stay), PLAIN(test_attach),
+      PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_any_neff), PLAIN(test_stay), PLAIN(test_attach),
       PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_notices), PLAIN(test_order),
       PLAIN(test_accumulate), PLAIN(test_no_tokens), PLAIN(test_threads)};
   return cmocka_run_group_tests(tests, NULL, NULL);
