@@ -290,7 +290,7 @@ typedef struct moe_neuron_choice {
                               from ctx.allocate: 4 to 8 bytes for each element that is compared or read.
                               Errors: as describe, OUT_OF_MEMORY, INVALID_OPTION (device_args lacks an output)
    moe_neuron_check_<op>      runs args on the CPU, device_args on the device, and compares; the two differ in where
-                              outputs go. Errors: those of all three; after DEVICE_NUMERIC there is a report, too. One with
+                              outputs go. Errors: those of all three; with DEVICE_NUMERIC there is a report. One with
                               `agree` 0 is no error
 
    Bounds are those of two computations, either of which may sum in any order in binary32 and round as

@@ -56,7 +56,9 @@ save("short/output.npy", "f", "<f4", (T, H), y[1:])
 PY
 
 compare() { cd "$work" && "$work/neuron_compare" "$@" >"$work/compare.out" 2>&1; }
-right() { compare --type f32 forward in right && compare --type bf16 forward in right && grep -q 'they agree' compare.out; }
+right() {
+  compare --type f32 forward in right && compare --type bf16 forward in right && grep -q 'they agree' compare.out
+}
 wrong() { compare --type "$1" forward in wrong; [ $? -eq 1 ] && grep -q '^output .* 40 *1 .* 7: ' compare.out; }
 refused() { compare --type f32 "$@"; [ $? -eq 2 ]; }
 

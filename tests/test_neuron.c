@@ -455,7 +455,7 @@ static void test_any_neff(void **state) {
     standin_tensor *t = &s.neff.kernel.tensor[test_random(&seed) % s.neff.kernel.count];
     const uint64_t random = test_random(&seed);
     switch (random % 6) {
-      case 0: ((uint8_t *)&s.neff.header)[random / 8 % sizeof s.neff.header] ^= (uint8_t)(1u << random / 8192 % 8); break;
+      case 0: ((uint8_t *)&s.neff)[random / 8 % sizeof s.neff.header] ^= (uint8_t)(1u << random / 8192 % 8); break;
       case 1: t->name[random / 8 % 20] ^= (char)(random / 1024 % 128); break;
       case 2: t->usage ^= (uint32_t)(random / 8 % 2); break;
       case 3: t->dtype = (uint32_t)(random / 8 % 17); break;
@@ -866,8 +866,10 @@ int main(void) {
       PLAIN(test_no_runtime), PLAIN(test_old_runtime), OF(test_forward, F32), OF(test_forward, BF16),
       OF(test_padding, F32), OF(test_padding, BF16), OF(test_backward, F32), OF(test_backward, BF16),
       OF(test_grouped, F32), OF(test_grouped, BF16), PLAIN(test_mx), OF(test_mx, F32), PLAIN(test_down_scale),
-      PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_any_neff), PLAIN(test_stay), PLAIN(test_attach),
-      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory), PLAIN(test_notices), PLAIN(test_order),
+      PLAIN(test_mismatch), PLAIN(test_arguments), PLAIN(test_neff), PLAIN(test_any_neff), PLAIN(test_stay),
+      PLAIN(test_attach),
+      PLAIN(test_device), PLAIN(test_statuses), PLAIN(test_every_failure), PLAIN(test_no_memory),
+      PLAIN(test_notices), PLAIN(test_order),
       PLAIN(test_accumulate), PLAIN(test_no_tokens), PLAIN(test_threads)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
