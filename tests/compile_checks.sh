@@ -8,6 +8,16 @@ cat >"$work/implementation.c" <<'C'
 #define MOE_IMPLEMENTATION
 #include "moe.h"
 C
+cat >"$work/neuron.c" <<'C'
+#include "moe/moe_neuron.h"
+#include "moe/moe_neuron.h" /* twice does no harm */
+extern int nothing;
+C
+cp "$work/neuron.c" "$work/neuron.cc"
+cat >"$work/neuron_implementation.c" <<'C'
+#define MOE_NEURON_IMPLEMENTATION
+#include "moe/moe_neuron.h"
+C
 cat >"$work/user.c" <<'C'
 #include "moe.h"
 #include "moe.h" /* twice does no harm */
@@ -140,8 +150,14 @@ for compiler in $(compilers); do
   cxx=$(cxx_of "$compiler")
   check "$compiler: declarations, C99" "$compiler" -std=c99 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
   check "$compiler: declarations, C11" "$compiler" -std=c11 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
+  for standard in c99 c11; do
+    check "$compiler: moe_neuron.h, $standard" "$compiler" -std=$standard $strict -I"$root" -fsyntax-only "$work/neuron.c"
+  done
+  check "$compiler: moe_neuron.h, implementation" "$compiler" -std=c11 $strict -I"$root" -fsyntax-only \
+    "$work/neuron_implementation.c"
   if have "$cxx"; then
     for standard in c++11 c++20; do
+      check "$cxx: moe_neuron.h, $standard" "$cxx" -std=$standard $strict -I"$root" -fsyntax-only "$work/neuron.cc"
       check "$cxx: declarations, $standard" "$cxx" -std=$standard $strict -I"$root" -c "$work/user.cc" -o "$work/out.o"
     done
     check "$compiler: C and C++ users and the implementation link and run" two_units "$compiler"
@@ -154,6 +170,17 @@ check "symbols: all public, none foreign, nothing that prints, allocates or exit
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
 check "public.inl: every declared function, which test_stack calls" listed
 check "every header in moe/api compiles alone" headers
+sdk=${NEURON_SDK_INCLUDE:-/opt/aws/neuron/include}
+if [ -e "$sdk/nrt/nrt.h" ]; then
+  check "moe_neuron.h agrees with the SDK's headers" gcc -std=c11 $strict -I"$root" -isystem "$sdk" \
+    -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$work/neuron_implementation.c"
+  check "moe_neuron.h agrees with the SDK's headers, C++" g++ -std=c++11 $strict -I"$root" -isystem "$sdk" \
+    -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$work/neuron.cc"
+else
+  skip "moe_neuron.h against the SDK's headers (none in $sdk; see NEURON_SDK_INCLUDE)"
+fi
+alone() { ! echo '#include "moe.h"' | gcc -E -I"$root" -DMOE_IMPLEMENTATION -xc - | grep -i -e neuron/ -e dlfcn; }
+check "moe.h includes nothing of moe_neuron.h" alone
 case $(uname -m) in
 x86_64)
   check "gcc heeds what a region for an instruction set leaves out" regions
