@@ -77,9 +77,9 @@ MOE_MATH void MOE_K(tanh)(MOE_V(f) v, MOE_V(f) * t, MOE_V(f) * slope) {
   p = MOE_V(fma)(p, u, MOE_V(set1)(-0x1.b91582p-5f));
   p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.110dd8p-3f));
   p = MOE_V(fma)(p, u, MOE_V(set1)(-0x1.555552p-2f));
-  const MOE_V(f) near = MOE_V(fma)(MOE_V(mul)(v, u), p, v), far = MOE_V(mul)(MOE_V(sub)(one, e), d);
+  const MOE_V(f) inner = MOE_V(fma)(MOE_V(mul)(v, u), p, v), outer = MOE_V(mul)(MOE_V(sub)(one, e), d);
   const MOE_V(i) sign = MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x80000000u));
-  *t = MOE_V(select)(MOE_V(lt)(a, MOE_V(set1)(0.625f)), near, MOE_V(castf)(MOE_V(ori)(MOE_V(casti)(far), sign)));
+  *t = MOE_V(select)(MOE_V(lt)(a, MOE_V(set1)(0.625f)), inner, MOE_V(castf)(MOE_V(ori)(MOE_V(casti)(outer), sign)));
   *slope = MOE_V(mul)(MOE_V(mul)(MOE_V(set1)(4.0f), MOE_V(mul)(e, d)), d);
 }
 
