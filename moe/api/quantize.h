@@ -122,7 +122,8 @@ MOE_API moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_a
    block size of 0 is all rows, or all columns; last blocks may be smaller. So 0,0 is one static scale, 1,0 one per
    token, 0,1 one per column, and 128,128 is blocks.
      scale     = amax/max in binary32, at least 2^-126, with amax the block's largest finite magnitude and max the
-                 element's largest number; 1 where amax is 0; or as given
+                 element's largest number; 1 where amax is 0; or as given. With power_of_two_scales the least power
+                 of two, from 2^-126 on, with which amax does not exceed max: up, never down (DeepSeek-V3.1)
      code[r,c] = plain[r,c] * (1/scale), both operations in binary32, then rounded once, as `cast` says
    Infinities and NaN become what they become in moe_quantize_mx. There is no workspace.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also an element of 4 bits, and a given scale that is not finite
@@ -134,6 +135,7 @@ typedef struct moe_quantize_scaled_args {
   int64_t rows, columns;             /* of plain; from 0: then there are no scales either */
   int64_t block_rows, block_columns; /* 0 = all */
   int scales_given;                  /* 1: scales are an input */
+  int power_of_two_scales;           /* 1: those that are computed are powers of two */
   const void *plain;                 /* [rows,columns] */
   uint8_t *codes;                    /* [rows,columns] output */
   float *scales;                     /* [ceil(rows/block_rows),ceil(columns/block_columns)] output, or input */

@@ -66,7 +66,7 @@ static void fuzz_scaled(fuzz_input *in, moe_context *ctx) {
   fuzz_call c = fuzz_call_of(in, ctx);
   const int decode = fuzz_pick(in, 2);
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
-  if (!decode) p.to.cast = fuzz_cast(in), p.to.scales_given = fuzz_enum(in, 2);
+  if (!decode) p.to.cast = fuzz_cast(in), p.to.scales_given = fuzz_enum(in, 2), p.to.power_of_two_scales = fuzz_enum(in, 2);
   fuzz_scaled_tensors(&c, &p, decode);
   if (!fuzz_open(&c)) return;
   if (!decode) fuzz_floats(&c, p.to.dtype, &c.tensor[0]);
