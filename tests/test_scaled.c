@@ -257,7 +257,7 @@ static void test_bad_input(void **state) {
   REFUSE(element = MOE_ELEMENT_E2M1, INVALID_OPTION, "element");
   REFUSE(element = (moe_element)17, INVALID_OPTION, "element");
   REFUSE(dtype = (moe_dtype)5, INVALID_OPTION, "dtype");
-  REFUSE(cast = 4, INVALID_OPTION, "cast");
+  REFUSE(cast = 8, INVALID_OPTION, "cast");
   REFUSE(scales_given = 2, INVALID_OPTION, "scales_given");
   REFUSE(power_of_two_scales = -1, INVALID_OPTION, "power_of_two_scales");
   REFUSE(rows = INT64_MAX / 2, OVERFLOW, "plain");

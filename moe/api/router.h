@@ -48,9 +48,9 @@ typedef struct moe_router_config {
      s      = the score of z, as config says
    The K experts with the largest selection values are chosen, in descending order. Among equal values the lower id
    comes first; NaN comes last. The selection value is z, which orders experts as s does. With a selection bias or
-   groups it is s + selection_bias, where for softmax AFTER_TOPK s is z. The weights are s of the K experts, renormalised
-   and scaled as config says. Sums over all experts run in ascending id, sums over the K in the order of selection.
-   Masked tokens get expert_index -1 and weight 0.
+   groups it is s + selection_bias, where for softmax AFTER_TOPK s is z. The weights are s of the K experts,
+   renormalised and scaled as config says. Sums over all experts run in ascending id, sums over the K in the order of
+   selection. Masked tokens get expert_index -1 and weight 0.
    With indices_given nothing is selected: expert_index holds the experts (routing replay, hash layers), or -1 in a slot
    that has none, which gets weight 0 and has no part in any sum. An id may occur twice. Selection bias and groups have
    no say.
@@ -158,8 +158,8 @@ MOE_API moe_status moe_router_z_loss(moe_context *ctx, const moe_router_loss_arg
 
 /* The bias update of balancing without a loss, which is added for the selection only: experts with fewer tokens than
    the mean get more, those with more get less. Counts are compared exactly.
-     selection_bias[e] += rate * sign(sum_i expert_counts[i] - E*expert_counts[e]); with `centered` the mean of all signs
-                          is taken from each first
+     selection_bias[e] += rate * sign(sum_i expert_counts[i] - E*expert_counts[e]); with `centered` the mean of all
+                          signs is taken from each first
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also a negative count), OVERFLOW, MISALIGNED, OVERLAP.
    Sources: DeepSeek-V3, Megatron; torchtitan (centered). */
 typedef struct moe_router_bias_update_args {

@@ -125,7 +125,7 @@ MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, cons
 MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t column,
                              int64_t n, char *to) {
   const float factor = moe_scaled_factor_(job, row, column);
-  const int plain = factor > 0 && factor < 0x1p127f;
+  const int plain = factor > 0 && factor < 0x1p127f && !job->numbers.general;
   moe_numbers_ q = job->numbers;
   q.factor = factor, q.known = a->numbers;
   for (int64_t i = 0, done; i < n; i += done) {
@@ -228,7 +228,7 @@ MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, cons
   moe_scaled_job_ *job = (moe_scaled_job_ *)state;
   const moe_quantize_scaled_args *args = (const moe_quantize_scaled_args *)call->args;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_cast_(ctx, "cast", args->cast));
   MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
   job->cast = moe_cast_scaled_(args->element, args->cast);
   MOE_TRY(moe_check_flag_(ctx, "power_of_two_scales", args->power_of_two_scales));
