@@ -12,7 +12,7 @@
 #include "support/element_oracle.h"
 #include "support/pool.h"
 
-enum { CHUNK = 1 << 16, CHUNKS = 1 << 16, CASTS = 4 };
+enum { CHUNK = 1 << 16, CHUNKS = 1 << 16, CASTS = 6 };
 
 /* The formats' published limits, in numbers. */
 static void test_oracle(void **state) {
@@ -223,7 +223,7 @@ static void test_bad_arguments(void **state) {
   moe_context ctx = {0};
   float x[4] = {1, 2, 3, 4};
   uint8_t codes[4] = {0};
-  assert_int_equal(f->from_f32(&ctx, codes, x, 4, 4), MOE_ERROR_INVALID_OPTION);
+  assert_int_equal(f->from_f32(&ctx, codes, x, 4, 8), MOE_ERROR_INVALID_OPTION);
   assert_string_equal(ctx.message, "cast has unknown bits");
   assert_int_equal(f->from_f32(&ctx, codes, x, -1, 0), MOE_ERROR_INVALID_SHAPE);
   assert_int_equal(f->to_f32(&ctx, x, codes, -1), MOE_ERROR_INVALID_SHAPE);

@@ -6,7 +6,7 @@
 #include "support/mx_quantize_oracle.h"
 #include "support/pool.h"
 
-enum { RULES = MOE_SCALE_COUNT_, CASTS = 4, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
+enum { RULES = MOE_SCALE_COUNT_, CASTS = 6, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
@@ -329,7 +329,8 @@ static void test_bad_arguments(void **state) {
   REFUSED(plain, (char *)x + 2, MISALIGNED);
   REFUSED_BACK(plain, (char *)x + 2, MISALIGNED);
   REFUSED(scale_rule, (moe_scale_rule)RULES, INVALID_OPTION);
-  REFUSED(cast, 4, INVALID_OPTION);
+  REFUSED(cast, 8, INVALID_OPTION);
+  REFUSED(cast, MOE_CAST_HALF_AWAY | MOE_CAST_HALF_TO_ZERO, INVALID_OPTION);
   assert_int_equal(moe_quantize_mx(&ctx, NULL), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(moe_dequantize_mx(&ctx, NULL), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(moe_quantize_mx(&ctx, &good), MOE_OK);

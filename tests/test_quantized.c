@@ -59,6 +59,7 @@ static void test_mx(void **state) {
     s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
     const moe_mx_layout layout = s.gate_up.layout;
     if (!mx_placeable(layout, s.gate_up.scales_layout)) continue;
+    if (test_dtype_narrow(dtype) && s.down.element == MOE_ELEMENT_E5M2FNUZ) continue; /* fp16 does not hold all */
     if (mx_is_of_e2m1(layout) && s.down.element != MOE_ELEMENT_E2M1) continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
@@ -102,7 +103,8 @@ static void test_float_scales(void **state) {
     struct problem_options o =
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
     if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
-    if (test_dtype_narrow(dtype) && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
+    /* fp16 does not hold 4 * 57344 */
+    if (test_dtype_narrow(dtype) && elements[s.gate_up.element].largest > 50000) continue;
     check(&o, &s);
   }
 }

@@ -485,13 +485,18 @@ static void test_losses(void **state) {
       const int64_t T = shapes[i / 3][0], E = shapes[i / 3][1];
       float loss, *logits = take((size_t)(T * E) * 4), *grad = take((size_t)(T * E) * 4);
       int32_t *index = take((size_t)T * 4);
-      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
+      int64_t *counts = take((size_t)(E + 1) * 8), first[3] = {0, T / 2, T};
+      memset(counts, 0, (size_t)E * 8);
+      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f, .S = 2,
+                                      .sequence_first = i % 3 ? first : NULL, .logit_softcap = 3.0f * (float)(i % 3),
                                       .score_function = (moe_score_function)(i % 3), .router_logits = logits,
                                       .expert_index = index, .loss = &loss, .router_logits_grad = grad};
       snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
       use(FN_moe_router_load_balance_loss, &a, NULL);
       use(FN_moe_router_z_loss, &a, NULL);
-      free(logits), free(grad), free(index);
+      const moe_router_bias_update_args b = {.E = E, .rate = 1, .expert_counts = counts, .selection_bias = logits};
+      use(FN_moe_router_bias_update, &b, NULL);
+      free(logits), free(grad), free(index), free(counts);
     }
   test_use_best_isa();
 }

@@ -24,14 +24,18 @@ MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
      e4m3fn  OCP: up to 448, no infinity, NaN is S.1111.111
      e4m3    as IEEE would have it: up to 240, exponent field 15 is infinity or NaN
      e5m2    OCP: up to 57344, exponent field 31 is infinity or NaN
+     e4m3fnuz, e5m2fnuz  up to 240 and 57344, no infinity and no -0: code 0x80 is NaN, and what rounds to zero is +0
      e2m1    OCP: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. Two codes share a byte, the even element in its low
              nibble. After an odd number of elements the last high nibble is written as 0 and not read
-   Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0. */
+   Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0; 8-bit Numerical
+   Formats for Deep Neural Networks (fnuz). */
 #define MOE_ELEMENT_LIST(X)                             \
   X(e4m3fn, E4M3FN, 8, 3, 7, 0x7eu, 0u, 0x7fu)          \
   X(e4m3, E4M3, 8, 3, 7, 0x77u, 0x78u, 0x7cu)           \
   X(e5m2, E5M2, 8, 2, 15, 0x7bu, 0x7cu, 0x7eu)          \
-  X(e2m1, E2M1, 4, 1, 1, 0x7u, 0u, 0u)
+  X(e2m1, E2M1, 4, 1, 1, 0x7u, 0u, 0u)                  \
+  X(e4m3fnuz, E4M3FNUZ, 8, 3, 8, 0x7fu, 0u, 0x80u)      \
+  X(e5m2fnuz, E5M2FNUZ, 8, 2, 16, 0x7fu, 0u, 0x80u)
 
 typedef enum moe_element {
 #define MOE_ELEMENT_ENUM_(name, NAME, bits, fraction, bias, max, infinity, nan) MOE_ELEMENT_##NAME,
@@ -40,11 +44,13 @@ typedef enum moe_element {
 } moe_element;
 
 /* How floats are rounded to elements: bits of every field and argument named `cast`. Without any, ties go to the even
-   code, and a number that rounds to more than the largest one becomes infinity; in e4m3fn, which has none, NaN; in
-   e2m1, which has neither, the largest number. */
+   code, and a number that rounds to more than the largest one becomes infinity; in e4m3fn and the fnuz ones, which have
+   none, NaN; in e2m1, which has neither, the largest number. */
 enum {
-  MOE_CAST_SATURATE = 1, /* numbers that are too large, and infinities, become the largest number */
-  MOE_CAST_HALF_AWAY = 2 /* ties go away from zero */
+  MOE_CAST_SATURATE = 1,    /* numbers that are too large, and infinities, become the largest number */
+  MOE_CAST_HALF_AWAY = 2,   /* ties go away from zero */
+  MOE_CAST_HALF_TO_ZERO = 4 /* ties go toward zero, and what becomes zero has no sign: how ggml writes e2m1. Not with
+                               HALF_AWAY */
 };
 
 /* moe_<suffix>_from_f32 and moe_<suffix>_to_f32 for every narrow element: dst[i] = src[i] for n elements, which in e2m1
@@ -122,7 +128,8 @@ MOE_API moe_status moe_dequantize_mx(moe_context *ctx, const moe_dequantize_mx_a
    block size of 0 is all rows, or all columns; last blocks may be smaller. So 0,0 is one static scale, 1,0 one per
    token, 0,1 one per column, and 128,128 is blocks.
      scale     = amax/max in binary32, at least 2^-126, with amax the block's largest finite magnitude and max the
-                 element's largest number; 1 where amax is 0; or as given
+                 element's largest number; 1 where amax is 0; or as given. With power_of_two_scales the least power
+                 of two, from 2^-126 on, with which amax does not exceed max: up, never down (DeepSeek-V3.1)
      code[r,c] = plain[r,c] * (1/scale), both operations in binary32, then rounded once, as `cast` says
    Infinities and NaN become what they become in moe_quantize_mx. There is no workspace.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also an element of 4 bits, and a given scale that is not finite
@@ -134,6 +141,7 @@ typedef struct moe_quantize_scaled_args {
   int64_t rows, columns;             /* of plain; from 0: then there are no scales either */
   int64_t block_rows, block_columns; /* 0 = all */
   int scales_given;                  /* 1: scales are an input */
+  int power_of_two_scales;           /* 1: those that are computed are powers of two */
   const void *plain;                 /* [rows,columns] */
   uint8_t *codes;                    /* [rows,columns] output */
   float *scales;                     /* [ceil(rows/block_rows),ceil(columns/block_columns)] output, or input */

@@ -28,18 +28,20 @@ MOE_FN int moe_post_scaled_(const moe_layer_config *config) {
 /* ------------------------------------------------------------------------------------------------------ validation */
 
 MOE_FN moe_status moe_check_config_(moe_context *ctx, const moe_layer_config *config) {
-  const float limit[4] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
-                          config->up_clamp_lower_limit};
-  static const char *const name[4] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit",
-                                      "config.up_clamp_upper_limit", "config.up_clamp_lower_limit"};
+  const float limit[5] = {config->gate_clamp_upper_limit, config->gate_clamp_lower_limit, config->up_clamp_upper_limit,
+                          config->up_clamp_lower_limit, config->activation_clamp_upper_limit};
+  static const char *const name[5] = {"config.gate_clamp_upper_limit", "config.gate_clamp_lower_limit",
+                                      "config.up_clamp_upper_limit", "config.up_clamp_lower_limit",
+                                      "config.activation_clamp_upper_limit"};
   MOE_TRY(moe_check_enum_(ctx, "config.activation", (int)config->activation, MOE_ACT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "config.affinity_mode", (int)config->affinity_mode, MOE_AFFINITY_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "config.skip_gate", config->skip_gate));
   MOE_TRY(moe_check_finite_(ctx, "config.alpha", &config->alpha));
   MOE_TRY(moe_check_finite_(ctx, "config.up_offset", &config->up_offset));
-  if (config->clamp > 15u)
+  MOE_TRY(moe_check_softcap_(ctx, "config.up_softcap", &config->up_softcap));
+  if (config->clamp > 31u)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.clamp", "has bits that are no MOE_CLAMP_* flag");
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < 5; i++)
     if (config->clamp >> i & 1u) MOE_TRY(moe_check_finite_(ctx, name[i], &limit[i]));
   return MOE_OK;
 }
@@ -217,7 +219,9 @@ MOE_FN void moe_resolve_glu_(const moe_layer_config *config, moe_glu_ *glu) {
                     config->gate_clamp_upper_limit,
                     config->gate_clamp_lower_limit,
                     config->up_clamp_upper_limit,
-                    config->up_clamp_lower_limit};
+                    config->up_clamp_lower_limit,
+                    config->activation_clamp_upper_limit,
+                    config->up_softcap};
 }
 
 MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer, moe_dtype dtype, int dropping) {

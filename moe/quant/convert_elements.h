@@ -4,7 +4,7 @@
 
 MOE_FN moe_cast_ moe_cast_of_(moe_element element, uint32_t flags) {
   const moe_element_format_ f = moe_element_format_of_(element);
-  moe_cast_ cast = {flags & MOE_CAST_HALF_AWAY ? 1u : 0u, f.max, f.max};
+  moe_cast_ cast = {flags & MOE_CAST_HALF_AWAY ? 1u : 0u, f.max, f.max, flags & MOE_CAST_HALF_TO_ZERO ? 1u : 0u};
   if (!(flags & MOE_CAST_SATURATE) && f.nan) cast.overflow = cast.infinity = f.infinity ? f.infinity : f.nan;
   return cast;
 }
@@ -16,9 +16,11 @@ MOE_FN moe_cast_ moe_cast_scaled_(moe_element element, uint32_t flags) {
   return cast;
 }
 
-MOE_FN moe_status moe_check_cast_(moe_context *ctx, uint32_t cast) {
-  return cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY)
-             ? moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "cast", "has unknown bits")
+MOE_FN moe_status moe_check_cast_(moe_context *ctx, const char *name, uint32_t cast) {
+  if (cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY | MOE_CAST_HALF_TO_ZERO))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits");
+  return cast & MOE_CAST_HALF_AWAY && cast & MOE_CAST_HALF_TO_ZERO
+             ? moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "rounds ties both ways")
              : MOE_OK;
 }
 
@@ -84,7 +86,7 @@ static const moe_op_ moe_element_op_ = {moe_element_check_, NULL, moe_element_ru
 MOE_FN moe_status moe_element_from_f32_(moe_context *ctx, moe_element element, uint8_t *dst, const float *src,
                                         int64_t n, uint32_t cast) {
   moe_element_job_ job = {.chunk = moe_element_chunk_, .n = n, .from = src, .to_codes = dst};
-  MOE_TRY(moe_check_cast_(ctx, cast));
+  MOE_TRY(moe_check_cast_(ctx, "cast", cast));
   job.cast = moe_cast_of_(element, cast), job.format = moe_element_format_of_(element);
   return moe_op_prepared_(&moe_element_op_, &job, ctx);
 }

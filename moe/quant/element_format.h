@@ -10,27 +10,29 @@ typedef struct moe_element_format_ {
   int shift;                                        /* from a code's fraction to a float's */
   uint32_t rebias;                                  /* to add to a float's bits, for the exponent */
   uint32_t magic;                                   /* a float whose last bit is the smallest subnormal */
+  int nan_is_minus_zero;                            /* the code that would be -0 is NaN */
 } moe_element_format_;
 
 /* What kernels rely on: 8 bits, or e2m1; behind the numbers infinity, if there is one, then NaN, which without infinity
-   is the last code; emax of at least 2. */
+   is the last code, or that of -0; emax of at least 2. */
 #define MOE_ELEMENT_FITS_(name, NAME, bits, fraction, bias, max, infinity, nan)                                    \
   _Static_assert(((bits) == 8 || MOE_ELEMENT_##NAME == MOE_ELEMENT_E2M1) && ((max) >> (fraction)) >= (bias) + 2 && \
                      ((infinity) == 0 || (infinity) == (max) + 1) &&                                               \
-                     ((nan) == 0 || ((infinity) ? (nan) > (infinity) : (nan) == 127)),                             \
+                     ((nan) == 0 || ((infinity) ? (nan) > (infinity) : (nan) == 127 || (nan) == 128)),             \
                  #name " does not fit the kernels");
 MOE_ELEMENT_LIST(MOE_ELEMENT_FITS_)
 #undef MOE_ELEMENT_FITS_
 
 MOE_FN moe_element_format_ moe_element_format_of_(moe_element element) {
 #define MOE_ELEMENT_FORMAT_(name, NAME, bits, fraction, bias, max, infinity, nan) \
-  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0},
+  {bits, fraction, bias, max, infinity, nan, 0, 0, 0, 0, 0, 0, 0},
   static const moe_element_format_ formats[] = {MOE_ELEMENT_LIST(MOE_ELEMENT_FORMAT_)};
 #undef MOE_ELEMENT_FORMAT_
   moe_element_format_ f = formats[element]; /* and what follows from it */
   f.first_normal = 1u << f.fraction;
   f.first_infinity = f.max + 1;
   f.first_nan = (f.infinity ? f.infinity : f.max) + 1;
+  f.nan_is_minus_zero = f.nan == 128;
   f.shift = 23 - f.fraction;
   f.rebias = (uint32_t)(127 - f.bias) << 23;
   f.magic = (uint32_t)(127 + 1 - f.bias - f.fraction + 23) << 23;

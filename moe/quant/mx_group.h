@@ -48,7 +48,7 @@ MOE_FN float moe_e8m0_(uint32_t byte) { return moe_castf_scalar(moe_e8m0_bits_(b
 MOE_FN moe_numbers_ moe_numbers_of_(const moe_element_format_ *f, const moe_cast_ *cast) {
   moe_numbers_ q = {0};
   q.wide = moe_wide_(f);
-  q.format = *f, q.away = cast->away;
+  q.format = *f, q.away = cast->away, q.general = f->nan_is_minus_zero || cast->to_zero;
   q.prefetch = q.prefetch_to = 64;
   q.most = cast->overflow, q.least = f->rebias + (1u << 23);
   q.big = ((127u + (uint32_t)f->shift) << 23) + ((0u - (q.least >> f->shift)) & 0xffffu);

@@ -48,7 +48,8 @@ MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_pa
   const moe_quant_table_ *quant = job->kernels->quant;
   const moe_dtype dtype = part->dtype;
   for (int64_t i = 0, done; i < part->n; i += done * MOE_MX_GROUP_) {
-    const int64_t groups = (part->n - i) / MOE_MX_GROUP_, left = moe_min_(MOE_MX_GROUP_, part->n - i);
+    const int64_t groups = job->numbers.general ? 0 : (part->n - i) / MOE_MX_GROUP_,
+                  left = moe_min_(MOE_MX_GROUP_, part->n - i);
     char *plain = part->plain + i * moe_dtype_bytes_(dtype);
     uint8_t *codes = part->codes + moe_element_bytes_(i, job->format.bits), *scales = part->scales + i / MOE_MX_GROUP_;
     if (job->decode) done = quant->dequantize_groups[dtype](plain, codes, scales, groups, &job->numbers);
@@ -184,7 +185,7 @@ MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const mo
   const moe_quantize_mx_args *args = (const moe_quantize_mx_args *)call->args;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_cast_(ctx, "cast", args->cast));
   job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed;
   job->format = moe_element_format_of_(args->element);
   job->cast = moe_cast_scaled_(args->element, args->cast);

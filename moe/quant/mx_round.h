@@ -15,8 +15,7 @@ MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const 
   if (!rounding->enabled) return MOE_OK;
   MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_COUNT_));
-  if (rounding->cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits in its cast");
+  MOE_TRY(moe_check_cast_(ctx, name, rounding->cast));
   return MOE_OK;
 }
 

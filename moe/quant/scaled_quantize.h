@@ -9,6 +9,7 @@ typedef struct moe_scaled_job_ {
   moe_numbers_ numbers;
   moe_dtype dtype;
   int decode, given, nt; /* given: scales are; nt: see MOE_NT_MIN_BYTES */
+  int powers;            /* scales are powers of two */
   int64_t rows, columns, size;
   int64_t block_rows, block_columns, across; /* across: blocks in a row */
   /* Rows and columns of an item, and items in a row. Columns are of whole blocks; so are rows if scales are
@@ -66,9 +67,12 @@ MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_are
   return moe_mx_finite_magnitude_(x, n);
 }
 
+/* With powers of two x becomes the next one, or stays. A quotient above one is not rounded to it: amax and `largest`
+   have 24 bits, so that it is above by more than half of the last. */
 MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
-  const float x = moe_castf_scalar(amax) / job->largest;
-  return amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+  float x = moe_castf_scalar(amax) / job->largest;
+  x = amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+  return job->powers ? moe_castf_scalar((moe_casti_scalar(x) + 0x007fffffu) & 0x7f800000u) : x;
 }
 
 /* Computes the scales of an area: of many narrow blocks, or of one that may be wider than a strip. */
@@ -121,7 +125,7 @@ MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, cons
 MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t column,
                              int64_t n, char *to) {
   const float factor = moe_scaled_factor_(job, row, column);
-  const int plain = factor > 0 && factor < 0x1p127f;
+  const int plain = factor > 0 && factor < 0x1p127f && !job->numbers.general;
   moe_numbers_ q = job->numbers;
   q.factor = factor, q.known = a->numbers;
   for (int64_t i = 0, done; i < n; i += done) {
@@ -224,10 +228,11 @@ MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, cons
   moe_scaled_job_ *job = (moe_scaled_job_ *)state;
   const moe_quantize_scaled_args *args = (const moe_quantize_scaled_args *)call->args;
   MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
+  MOE_TRY(moe_check_cast_(ctx, "cast", args->cast));
   MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
   job->cast = moe_cast_scaled_(args->element, args->cast);
-  job->dtype = args->dtype, job->given = args->scales_given;
+  MOE_TRY(moe_check_flag_(ctx, "power_of_two_scales", args->power_of_two_scales));
+  job->dtype = args->dtype, job->given = args->scales_given, job->powers = args->power_of_two_scales;
   job->rows = args->rows, job->columns = args->columns;
   job->block_rows = args->block_rows, job->block_columns = args->block_columns;
   job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;

@@ -6,6 +6,7 @@
 typedef struct moe_cast_ {
   uint32_t away;               /* 1: ties away from zero */
   uint32_t overflow, infinity; /* the codes of finite floats that are too large, and of infinity */
+  uint32_t to_zero;            /* 1: ties toward zero, and zeros without a sign */
 } moe_cast_;
 
 /* A rule for a group's scale byte: ((bits of amax + round) >> 23) + offset, but at least 0. */
@@ -21,6 +22,7 @@ typedef struct moe_numbers_ {
   float factor;    /* without scale bytes: the scale or, to encode, its reciprocal */
   int known;       /* without scale bytes: all are known to be finite and not to overflow */
   moe_element_format_ format;
+  int general;                   /* another element or cast than these ways are for: groups are converted one by one */
   uint32_t away;                 /* as in moe_cast_ */
   uint32_t most;                 /* the code of what is too large */
   int drop;                      /* that code is NaN, which has no sign */

@@ -2,6 +2,11 @@
 #ifndef MOE_ROUTER_SCORE_H
 #define MOE_ROUTER_SCORE_H
 
+MOE_FN moe_status moe_check_softcap_(moe_context *ctx, const char *name, const float *cap) {
+  MOE_TRY(moe_check_finite_(ctx, name, cap));
+  return *cap >= 0.0f ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "is negative");
+}
+
 /* E experts, k of them per token. */
 MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
   MOE_TRY(moe_check_count_(ctx, "E", E));
@@ -17,6 +22,8 @@ MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *c
   if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups",
                      "must be between 1 and num_groups, or 0 like it");
+  MOE_TRY(moe_check_enum_(ctx, "config.group_score", (int)config->group_score, MOE_GROUP_SCORE_COUNT_));
+  MOE_TRY(moe_check_softcap_(ctx, "config.logit_softcap", &config->logit_softcap));
   if (K > E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
   if (config->num_groups > 0) {
     if (E % config->num_groups != 0)
@@ -32,6 +39,16 @@ MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index
     if (index[i] < -1 || index[i] >= E)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
   return MOE_OK;
+}
+
+/* Counts of E experts: their sum times E must fit, as moe_bias_sign_ compares. */
+MOE_FN moe_status moe_check_expert_counts_(moe_context *ctx, const int64_t *counts, int64_t E) {
+  int64_t sum = 0;
+  for (int64_t e = 0; e < E; e++) {
+    if (counts[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "expert_counts", "has a negative count");
+    sum = moe_add_(sum, counts[e]);
+  }
+  return moe_mul_(sum, E) >= 0 ? MOE_OK : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "expert_counts", "add up to too much");
 }
 
 MOE_INLINE float moe_router_factor_(const moe_router_config *config) {
@@ -58,6 +75,14 @@ MOE_FN float moe_sum_(const float *x, int64_t n) {
   float sum = 0.0f;
   for (int64_t i = 0; i < n; i++) sum = sum + x[i];
   return sum;
+}
+
+/* Logits with the softcap, if there is one, in `room`; slope: its derivatives, or NULL. */
+MOE_FN const float *moe_softcap_(const moe_kernels *kernels, float cap, const float *z, float *room, float *slope,
+                                 int64_t n) {
+  if (cap <= 0.0f) return z;
+  kernels->router->softcap_row(room, slope, z, cap, n);
+  return room;
 }
 
 /* y = e^(x - the largest x), not yet divided by their sum, which is returned. */

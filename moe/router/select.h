@@ -50,14 +50,14 @@ MOE_INLINE void moe_sort_best_(uint64_t *best, int64_t n) {
   }
 }
 
-/* A group's score: the sum of its two best values. */
-MOE_FN float moe_group_score_(const float *value, int64_t n) {
+/* A group's score: its best value, or the sum of its two best. */
+MOE_FN float moe_group_score_(moe_group_score score, const float *value, int64_t n) {
   uint64_t best[2];
   int64_t count = 0;
-  const int64_t k = moe_min_(n, 2);
+  const int64_t k = moe_min_(n, score == MOE_GROUP_SCORE_MAX ? 1 : 2);
   for (int64_t i = 0; i < n; i++) moe_offer_(best, &count, k, moe_rank_(value[i], i));
   moe_sort_best_(best, k);
-  return n == 1 ? value[0] : value[moe_rank_id_(best[0])] + value[moe_rank_id_(best[1])];
+  return k == 1 ? value[moe_rank_id_(best[0])] : value[moe_rank_id_(best[0])] + value[moe_rank_id_(best[1])];
 }
 
 /* best[0..k): the ranks of the k best values, best first; of the topk_groups best groups only, if there are groups.
@@ -70,7 +70,7 @@ MOE_FN void moe_select_(const moe_router_config *config, const float *value, int
   } else {
     const int64_t size = n / config->num_groups, kept = config->topk_groups;
     for (int64_t g = 0; g < config->num_groups; g++)
-      moe_offer_(groups, &count, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
+      moe_offer_(groups, &count, kept, moe_rank_(moe_group_score_(config->group_score, value + g * size, size), g));
     count = 0;
     for (int64_t i = 0; i < kept; i++)
       for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++)

@@ -19,6 +19,7 @@ typedef struct moe_router_bwd_scratch_ {
   char *a_packed;                     /* of dz*W^T */
   float *xt;                          /* of x^T*dz */
   float *dz, *p, *row;                /* [E] */
+  float *capped, *cap_slope;          /* [E], with a softcap */
   float *z, *dw, *s, *slope, *direct; /* [K], of the slots that have an expert */
   int32_t *expert;                    /* [K] */
 } moe_router_bwd_scratch_;
@@ -32,6 +33,9 @@ MOE_FN void moe_router_bwd_scratch_layout_(const moe_router_bwd_ *bwd, moe_arena
   scratch->dz = (float *)moe_take_(arena, row);
   scratch->p = (float *)moe_take_(arena, row);
   scratch->row = (float *)moe_take_(arena, row);
+  const int64_t capped = bwd->args->config.logit_softcap > 0.0f ? row : 0;
+  scratch->capped = (float *)moe_take_(arena, capped);
+  scratch->cap_slope = (float *)moe_take_(arena, capped);
   scratch->z = (float *)moe_take_(arena, slots);
   scratch->dw = (float *)moe_take_(arena, slots);
   scratch->s = (float *)moe_take_(arena, slots);
@@ -64,9 +68,9 @@ MOE_FN void moe_router_bwd_layout_(void *state, moe_arena_ *arena, int64_t worke
 
 /* ------------------------------------------------------------------------------------------------------- one token */
 
-/* Finds the slots of token t that have an expert, their logits and dw. Returns how many. */
-MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch,
-                                         int64_t t) {
+/* Finds the slots of token t that have an expert, their logits, of z, and dw. Returns how many. */
+MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t,
+                                         const float *z) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const char *affinities_grad = (const char *)args->expert_affinities_masked_grad;
   const int64_t size = moe_dtype_bytes_(bwd->affinity_dtype);
@@ -75,7 +79,7 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
     const int32_t e = args->expert_index[t * args->K + k];
     if (e < 0) continue;
     scratch->expert[n] = e;
-    scratch->z[n] = args->router_logits[t * args->E + e];
+    scratch->z[n] = z[e];
     if (args->expert_weights_grad) scratch->dw[n] = args->expert_weights_grad[t * args->K + k];
     else
       moe_load_row_(bwd->kernels->vec, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size,
@@ -125,10 +129,14 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
 
 MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t) {
   const moe_router_topk_bwd_args *args = bwd->args;
-  const int64_t E = args->E, n = moe_router_bwd_unscatter_(bwd, scratch, t);
+  const int64_t E = args->E;
+  const float *z = moe_softcap_(bwd->kernels, args->config.logit_softcap, args->router_logits + t * E, scratch->capped,
+                                scratch->cap_slope, E);
+  const int64_t n = moe_router_bwd_unscatter_(bwd, scratch, t, z);
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) != 0;
   float *out = args->router_logits_grad + t * E;
-  if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
+  if (n > 0) moe_router_bwd_weights_(bwd, scratch, z, n);
+  if (n > 0 && z == scratch->capped) bwd->kernels->vec->multiply_row(scratch->dz, scratch->cap_slope, E);
   if (accumulate) moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
   else memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
   if (n > 0) bwd->kernels->vec->add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
@@ -188,24 +196,26 @@ MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe
   MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
   if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
   MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "router_weight_dtype", (int)args->router_weight_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
   MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, known));
   bwd->kernels = moe_kernels_();
   bwd->dtype = call->dtype;
   bwd->affinity_dtype = moe_or_(args->affinity_dtype, MOE_DTYPE_F32);
   bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
+  const moe_dtype weight_dtype = moe_or_(args->router_weight_dtype, call->dtype);
   bwd->weight =
-      (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 1, NULL};
+      (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, weight_dtype, args->H, args->E, 1, NULL};
   const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
   const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
                 affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
-  const int64_t logits = moe_mul3_(T, E, 4);
+  const int64_t logits = moe_mul3_(T, E, 4), weight_size = moe_dtype_bytes_(weight_dtype);
   const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
                   weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
   const void *affinities_grad = args->expert_weights_grad ? NULL : args->expert_affinities_masked_grad;
   const moe_tensor_ own[] = {
       {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
-      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
+      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, weight_size), weight_size, weight_role},
       {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
       {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
       {"expert_weights_grad", args->expert_weights_grad, moe_mul3_(T, args->K, 4), 4,

@@ -45,11 +45,29 @@ MOE_INLINE void MOE_K(glu_scale_row)(const moe_glu_rows_ *rows, int64_t r) {
     MOE_V(store)(m, MOE_V(mul)(MOE_V(load)(m), scale));
 }
 
+/* b*tanh(u/b) and its derivative. */
+MOE_INLINE MOE_K(act) MOE_K(up_softcap)(MOE_V(f) u, float b) {
+  MOE_K(act) r;
+  MOE_K(tanh)(MOE_V(div)(u, MOE_V(set1)(b)), &r.f, &r.df);
+  r.f = MOE_V(mul)(r.f, MOE_V(set1)(b));
+  return r;
+}
+
+/* m *= up with its softcap + offset. */
+MOE_INLINE void MOE_K(glu_softcap_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
+  for (int64_t at = r * MOE_NR; at < r * MOE_NR + rows->n; at += MOE_W) {
+    const MOE_V(f) v = MOE_K(up_softcap)(MOE_V(load)(rows->up + at), glu->up_softcap).f;
+    MOE_V(store)(rows->m + at, MOE_V(mul)(MOE_V(load)(rows->m + at), MOE_V(add)(v, MOE_V(set1)(glu->up_offset))));
+  }
+}
+
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
-  const int plain = MOE_K(glu_plain)(glu, rows);
+  const int plain = MOE_K(glu_plain)(glu, rows), softcap = glu->up_softcap > 0.0f && !glu->skip_gate;
   for (int64_t r = 0; r < rows->rows && !plain; r++) MOE_K(glu_products_row)(glu, rows, r);
   MOE_K(activations)
-  (glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate ? NULL : rows->up, rows->rows, rows->n, rows->m, NULL);
+  (glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate || softcap ? NULL : rows->up, rows->rows, rows->n,
+   rows->m, NULL);
+  for (int64_t r = 0; r < rows->rows && softcap; r++) MOE_K(glu_softcap_row)(glu, rows, r);
   for (int64_t r = 0; r < rows->rows && rows->scale; r++) MOE_K(glu_scale_row)(rows, r);
 }
 
@@ -68,7 +86,9 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
     if (glu->skip_gate) {
       du = MOE_V(mul)(dm, slope);
     } else {
-      const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
+      MOE_K(act) up = {u, MOE_V(set1)(1.0f)};
+      if (glu->up_softcap > 0.0f) up = MOE_K(up_softcap)(u, glu->up_softcap);
+      const MOE_V(f) v = MOE_V(add)(up.f, MOE_V(set1)(glu->up_offset));
       MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope);
       if (on & (MOE_CLAMP_GATE_UPPER | MOE_CLAMP_GATE_LOWER))
         dg = MOE_K(mask)(dg, MOE_V(loadn)(rows->gate + at, left), on & MOE_CLAMP_GATE_UPPER, glu->gate_upper,
@@ -76,6 +96,7 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
       MOE_V(store)(rows->dgate + at, dg);
       m = MOE_V(mul)(a, v);
       du = MOE_V(mul)(dm, a);
+      if (glu->up_softcap > 0.0f) du = MOE_V(mul)(du, up.df);
     }
     if (on & (MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER))
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);

@@ -68,6 +68,21 @@ MOE_MATH MOE_V(f) MOE_K(log1p)(MOE_V(f) y) {
   return MOE_V(fma)(MOE_V(mul)(p, u), s, MOE_V(add)(s, s));
 }
 
+/* tanh v and its derivative 4e/(1+e)^2, with e = e^(-2|v|): v + v^3*P(v^2) near 0, else (1-e)/(1+e). */
+MOE_MATH void MOE_K(tanh)(MOE_V(f) v, MOE_V(f) * t, MOE_V(f) * slope) {
+  MOE_V(f) one = MOE_V(set1)(1.0f), a = MOE_K(abs)(v), u = MOE_V(mul)(v, v);
+  MOE_V(f) e = MOE_K(exp)(MOE_V(mul)(a, MOE_V(set1)(-2.0f))), d = MOE_V(div)(one, MOE_V(add)(one, e));
+  MOE_V(f) p = MOE_V(set1)(-0x1.8c2d0ap-8f);
+  p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.576e3p-6f));
+  p = MOE_V(fma)(p, u, MOE_V(set1)(-0x1.b91582p-5f));
+  p = MOE_V(fma)(p, u, MOE_V(set1)(0x1.110dd8p-3f));
+  p = MOE_V(fma)(p, u, MOE_V(set1)(-0x1.555552p-2f));
+  const MOE_V(f) inner = MOE_V(fma)(MOE_V(mul)(v, u), p, v), outer = MOE_V(mul)(MOE_V(sub)(one, e), d);
+  const MOE_V(i) sign = MOE_V(andi)(MOE_V(casti)(v), MOE_V(set1i)(0x80000000u));
+  *t = MOE_V(select)(MOE_V(lt)(a, MOE_V(set1)(0.625f)), inner, MOE_V(castf)(MOE_V(ori)(MOE_V(casti)(outer), sign)));
+  *slope = MOE_V(mul)(MOE_V(mul)(MOE_V(set1)(4.0f), MOE_V(mul)(e, d)), d);
+}
+
 /* Continues the chains of a dot product (numeric contract 4) at column i. Zeros after the last column change nothing:
    chains begin at +0. */
 MOE_INLINE void MOE_K(chain)(float *chains, int64_t i, MOE_V(f) a, MOE_V(f) b) {

@@ -8,7 +8,8 @@ typedef struct moe_glu_ {
   float alpha, up_offset;
   int skip_gate;
   uint32_t clamp;
-  float gate_upper, gate_lower, up_upper, up_lower;
+  float gate_upper, gate_lower, up_upper, up_lower, activation_upper;
+  float up_softcap;
 } moe_glu_;
 
 /* Rows of at most MOE_NR columns in the gated unit, with stride 64 floats. */

@@ -45,7 +45,7 @@ static inline int64_t fuzz_length(fuzz_input *in, int64_t least, int64_t most, i
   return length;
 }
 
-static inline uint32_t fuzz_cast(fuzz_input *in) { return (uint32_t)fuzz_enum(in, 4); }
+static inline uint32_t fuzz_cast(fuzz_input *in) { return (uint32_t)fuzz_enum(in, 6); }
 
 /* -1 for what does not fit. */
 static inline int64_t fuzz_times(int64_t a, int64_t b) {

@@ -67,6 +67,7 @@ static void fuzz_scaled(fuzz_input *in, moe_context *ctx) {
   const int decode = fuzz_pick(in, 2);
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
   if (!decode) p.to.cast = fuzz_cast(in), p.to.scales_given = fuzz_enum(in, 2);
+  if (!decode) p.to.power_of_two_scales = fuzz_enum(in, 2);
   fuzz_scaled_tensors(&c, &p, decode);
   if (!fuzz_open(&c)) return;
   if (!decode) fuzz_floats(&c, p.to.dtype, &c.tensor[0]);
@@ -84,6 +85,7 @@ static void fuzz_scaled_back(fuzz_input *in, moe_context *ctx) {
   fuzz_call c = fuzz_call_of(in, ctx), back = c;
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
   p.to.scales_given = fuzz_pick(in, 2), p.to.cast = fuzz_cast(in);
+  p.to.cast &= ~(uint32_t)MOE_CAST_HALF_TO_ZERO; /* -0 is to stay */
   fuzz_scaled_tensors(&c, &p, 1), fuzz_scaled_tensors(&back, &p, 0);
   if (!in->legal || p.from.rows == 0 || p.from.columns == 0 || test_dtype_narrow(p.from.dtype) || !fuzz_open(&c)) return;
   const struct element *f = &elements[p.from.element];

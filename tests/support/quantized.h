@@ -125,7 +125,8 @@ static inline void quantized_make(struct quantized *q, uint64_t *rng, int low, i
   quantized_open(q);
   for (int64_t i = 0; i < quantized_count(q); i++) {
     const int magnitude = (int)test_random_range(rng, 0, q->format->last);
-    q->table.code[i] = (uint8_t)(magnitude | (int)(test_random(rng) >> 63) << (q->format->bits - 1));
+    const int negative = (int)(test_random(rng) >> 63), signless = magnitude == 0 && q->format->nan == 0x80;
+    q->table.code[i] = (uint8_t)(magnitude | (negative && !signless) << (q->format->bits - 1));
   }
   for (int64_t i = 0; i < quantized_groups(q); i++) q->table.scale[i] = (uint8_t)test_random_range(rng, low, high);
   for (int64_t i = 0; q->weight.scaling != MOE_WEIGHT_MX && i < quantized_scale_count(q); i++) {
