@@ -75,7 +75,8 @@ MOE_API moe_status moe_tune_grouped_gemm(moe_context *ctx, const moe_tune_groupe
 /* The table as text: "moe-tune 1", then a line for each entry: op, dtype, isa, core, and its numbers as name=value.
    *length is its length without the zero at its end. text may be NULL if room is 0: then only *length is written.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (room is too small). */
-MOE_API moe_status moe_tune_save(moe_context *ctx, const moe_tune_table *table, char *text, size_t room, size_t *length);
+MOE_API moe_status moe_tune_save(moe_context *ctx, const moe_tune_table *table, char *text, size_t room,
+                                 size_t *length);
 
 /* Adds the entries of a text to the table, in place of those with the same key and core. Lines that are no entries are
    skipped, and counted; names that are not known are passed over, numbers that are missing are 0. An empty text is

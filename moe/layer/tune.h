@@ -2,8 +2,6 @@
 #ifndef MOE_LAYER_TUNE_H
 #define MOE_LAYER_TUNE_H
 
-#include <time.h>
-
 /* This core's name: vendor, family, model. */
 MOE_FN void moe_core_name_(char name[32]) {
   memset(name, 0, 32);
