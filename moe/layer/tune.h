@@ -297,13 +297,16 @@ MOE_FN int moe_tune_values_(const moe_tuner_ *t, int which, int64_t values[MOE_T
   const int64_t kc = moe_kc_(kernels->blocking, kernels->gemm->panel[product], t->rows, t->depth);
   const int dw = t->args->op == MOE_TUNE_GROUPED_GEMM_DW, packed = (t->entry.flags & MOE_TUNE_PACKED) != 0,
             columns = t->args->op == MOE_TUNE_GROUPED_GEMM && !packed, few = t->rows <= MOE_SMALL_M_MAX;
+  const int64_t panels = moe_ceil_div_(t->columns, MOE_NR);
   int count = 0;
   for (int i = 0; i < MOE_TUNE_VALUES_ && candidates[which][i]; i++) {
     const int64_t value = candidates[which][i];
-    const int matters[MOE_TUNE_NUMBERS_] = {
-        4 * value >= kc && value < kc, !dw && value < moe_min_(t->rows, MOE_MC),
-        value<moe_ceil_div_(t->columns, MOE_NR), moe_workers_(&t->ctx)> 1 && value != MOE_ITEMS_PER_WORKER,
-        !dw && !packed && few && kernels->gemm->small_m, !dw && !columns && value != kernels->blocking->prefetch_bytes};
+    const int matters[MOE_TUNE_NUMBERS_] = {(4 * value >= kc) & (value < kc),
+                                            !dw && value < moe_min_(t->rows, MOE_MC),
+                                            value < panels,
+                                            moe_workers_(&t->ctx) >= 2 && value != MOE_ITEMS_PER_WORKER,
+                                            !dw && !packed && few && kernels->gemm->small_m,
+                                            !dw && !columns && value != kernels->blocking->prefetch_bytes};
     if (matters[which]) values[count++] = value;
   }
   return count;
