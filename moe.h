@@ -59,6 +59,7 @@
      moe/api/blockwise.h  the layer over blocks of rows, likewise
      moe/api/grouped.h    grouped GEMM and its gradients
      moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients
+     moe/api/tune.h       blocking by measurement
      moe/api/quantize.h   conversions, narrow elements, quantising and back, tensors as they are stored
      moe/api/layouts.h    how MX weights are stored
      moe/api/pack.h       weights packed once
@@ -151,6 +152,7 @@
 #include "moe/api/moe_layer.h"
 #include "moe/api/grouped.h"
 #include "moe/api/grouped_mlp.h"
+#include "moe/api/tune.h"
 #include "moe/api/quantize.h"
 #include "moe/api/layouts.h"
 #include "moe/api/pack.h"

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -139,6 +140,7 @@ MOE_QUICK_CALLS_BEGIN
 #include "quant/weight_b.h"
 #include "layer/activation.h"
 #include "layer/group.h"
+#include "layer/tuned.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
@@ -155,6 +157,7 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/moe_layer.h"
 #include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"
+#include "layer/tune.h"
 
 MOE_QUICK_END
 

@@ -358,7 +358,7 @@ static void test_errors(void **state) {
     change;                                                             \
     refuse_(moe_routing_from_##form, &a, MOE_ERROR_##status, sentence); \
   } while (0)
-  REFUSE(topk, a.T = -1, INVALID_SHAPE, "T is negative");
+  REFUSE(topk, a.T = -1, INVALID_SHAPE, "T must be at least 1");
   REFUSE(topk, a.K = 0, INVALID_SHAPE, "K must be at least 1");
   REFUSE(topk, a.T = 1 << 30, OVERFLOW, "T times K does not fit in 32-bit slots");
   REFUSE(topk, a.E = 0, INVALID_SHAPE, "E must be at least 1");
@@ -570,7 +570,7 @@ static void test_rank_errors(void **state) {
                                               .send_counts = counts,
                                               .send_displacements = places,
                                               .send_tokens = tokens};
-  REFUSE(send, a.T = -1, INVALID_SHAPE, "T is negative");
+  REFUSE(send, a.T = -1, INVALID_SHAPE, "T must be at least 1");
   REFUSE(send, a.ranks = 0, INVALID_SHAPE, "ranks must be at least 1");
   REFUSE(send, a.one_per_token = 2, INVALID_OPTION, "one_per_token must be 0 or 1");
   REFUSE(send, a.row_elements = -1, INVALID_OPTION, "row_elements must be from 0 to 2^31-1");
@@ -596,11 +596,28 @@ static void test_rank_errors(void **state) {
 #undef REFUSE
 }
 
+/* Nothing at all, and no tensors of it. */
+static void test_nothing(void **state) {
+  (void)state;
+  int32_t m[3] = {5, 5, 5}, conditions[1] = {5}, counts[2], places[2];
+  moe_context ctx = context();
+  const moe_routing_args a = {.E = 3, .K = 2, .B = 4, .m_sizes = m, .conditions = conditions};
+  succeed(moe_routing_from_blocks, &a);
+  assert_true(m[0] == 0 && m[1] == 0 && m[2] == 0);
+  const moe_routing_args b = {.E = 3, .K = 2, .m_sizes = m};
+  succeed(moe_routing_from_topk, &b);
+  succeed(moe_routing_from_sorted, &b);
+  const moe_expert_parallel_send_args send = {
+      .E = 3, .K = 2, .ranks = 2, .send_counts = counts, .send_displacements = places};
+  assert_int_equal(moe_expert_parallel_send(&ctx, &send), MOE_OK);
+  assert_true(counts[0] == 0 && counts[1] == 0 && places[1] == 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_from_topk),    cmocka_unit_test(test_from_sorted), cmocka_unit_test(test_from_blocks),
       cmocka_unit_test(test_route_blocks), cmocka_unit_test(test_errors),      cmocka_unit_test(test_ranks),
-      cmocka_unit_test(test_rank_errors),
+      cmocka_unit_test(test_rank_errors),  cmocka_unit_test(test_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@
      from topk     ascending slots, so ascending tokens: a stable sort
      from sorted   as they are sorted
      from blocks   as they lie in the blocks, of which an expert's need not follow each other
-   An expert twice for a token is two rows. Blocks are written as moe_route_blocks does: experts in ascending order,
+   An expert twice for a token is two rows, in blocks as well, where moe_route_blocks makes one of them. Blocks are written as moe_route_blocks does: experts in ascending order,
    ceil(rows/B) blocks each, then padding rows; blocks that are not needed belong to expert E-1 and have condition 0.
    What is lost, and what then stands for it:
      to blocks     the slot. From blocks a token's rows become its slots 0, 1, ... in ascending order of experts, unless
@@ -29,11 +29,11 @@
    Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes or more rows than slots; N too small for this routing; with
    block_per_expert N != E or capacity > B; more rows of a token than K), INVALID_OPTION, INVALID_INDEX (an id out of
    range; a slot at two positions; a row that slot_experts has no slot for), OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE,
-   OUT_OF_MEMORY. With T = 0 the tensors of slots may be NULL.
+   OUT_OF_MEMORY. Tensors without elements may be NULL.
    Sources: semantics of Unsloth's grouped_gemm, nkilib's moe_cte and megablocks' bins. */
 typedef struct moe_routing_args {
   int64_t T, E, K; /* tokens, from 0; experts, experts per token, from 1 */
-  int64_t B, N;    /* rows of a block, blocks, from 1; not read without token_position_to_id */
+  int64_t B, N;    /* rows of a block, from 1; blocks, from 0; not read without token_position_to_id */
   /* topk */
   int32_t *expert_index; /* [T,K] */
   /* sorted */

@@ -12,9 +12,11 @@ typedef struct moe_group_ {
   int64_t from, to;     /* the experts that stages compute: all, or some of them at a time */
   int in_shares;        /* see moe_in_shares_ */
   int64_t workers;
-  char *scratch;               /* workers x scratch_bytes */
-  int64_t scratch_bytes, room; /* room: of these, the bytes that packed A, C and sums share */
-  int64_t panels;              /* A is packed whole only where C of so many panels has room as well */
+  char *scratch;                /* workers x scratch_bytes */
+  int64_t scratch_bytes, room;  /* room: of these, the bytes that packed A, C and sums share */
+  int64_t panels;               /* A is packed whole only where C of so many panels has room as well */
+  moe_kernels tuned;            /* the kernels, with: */
+  moe_blocking_ tuned_blocking; /* see moe_group_tune_ */
 } moe_group_;
 
 enum { MOE_A_PACKED_BYTES_MAX_ = 3 << 18 }; /* of A packed whole: it stays in cache together with C */

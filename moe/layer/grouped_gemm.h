@@ -2,7 +2,11 @@
 #ifndef MOE_LAYER_GROUPED_GEMM_H
 #define MOE_LAYER_GROUPED_GEMM_H
 
-typedef enum moe_grouped_op_ { MOE_GROUPED_FORWARD, MOE_GROUPED_DX, MOE_GROUPED_DW } moe_grouped_op_;
+typedef enum moe_grouped_op_ { /* in the order of moe_tune_op */
+                               MOE_GROUPED_FORWARD,
+                               MOE_GROUPED_DX,
+                               MOE_GROUPED_DW
+} moe_grouped_op_;
 
 typedef struct moe_grouped_ {
   moe_group_ group;
@@ -185,6 +189,19 @@ MOE_FN void moe_grouped_dw_(const moe_grouped_ *g, moe_weight_grad_ *stage) {
   stage->accumulate = (g->args->accumulate & MOE_ACCUMULATE_DW) != 0;
 }
 
+/* What the context's table knows such a call by. */
+MOE_FN void moe_grouped_tune_key_(const moe_grouped_gemm_args *args, moe_grouped_op_ op, moe_dtype dtype,
+                                  moe_tune_entry *key) {
+  memset(key, 0, sizeof *key);
+  key->op = (moe_tune_op)op;
+  key->dtype = dtype;
+  key->flags = (args->permute_x ? MOE_TUNE_PERMUTE_X : 0) | (args->permute_y ? MOE_TUNE_PERMUTE_Y : 0) |
+               (op == MOE_GROUPED_FORWARD && args->packed_W ? MOE_TUNE_PACKED : 0);
+  key->E = args->E;
+  key->N = args->N;
+  key->K = args->K;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- public */
 
 MOE_FN void moe_grouped_layout_(void *state, moe_arena_ *arena, int64_t workers) {
@@ -201,6 +218,9 @@ MOE_FN void moe_grouped_layout_(void *state, moe_arena_ *arena, int64_t workers)
 
 MOE_FN moe_status moe_grouped_run_(moe_context *ctx, void *state) {
   moe_grouped_ *g = (moe_grouped_ *)state;
+  moe_tune_entry key;
+  moe_grouped_tune_key_(g->args, g->op, g->dtype, &key);
+  moe_group_tune_(&g->group, ctx, &key);
   g->group.in_shares = moe_in_shares_(ctx);
   g->first[0] = 0;
   for (int64_t e = 0; e < g->args->E; e++) g->first[e + 1] = g->first[e] + g->args->m_sizes[e];

@@ -46,7 +46,7 @@ MOE_FN moe_status moe_send_check_(moe_context *ctx, void *state, const moe_call_
   s->bins = args->one_per_token ? args->ranks : args->E;
   const int64_t ids = args->T * args->K * 4, counts = moe_mul_(args->ranks, 4);
   const moe_tensor_ own[] = {
-      {"expert_index", args->expert_index, ids, 4, args->T ? MOE_INPUT : MOE_INPUT_OPTIONAL},
+      {"expert_index", args->expert_index, ids, 4, MOE_INPUT},
       {"send_counts", args->send_counts, counts, 4, MOE_OUTPUT},
       {"send_displacements", args->send_displacements, counts, 4, MOE_OUTPUT},
       {"send_tokens", args->send_tokens, ids, 4, MOE_OUTPUT_OPTIONAL},

@@ -99,7 +99,7 @@ MOE_FN int64_t moe_routing_block_(const moe_routing_args *args, int64_t b) {
 }
 
 MOE_FN moe_status moe_routing_check_blocks_(moe_context *ctx, const moe_routing_args *args) {
-  if (!args->block_to_expert && args->N != args->E)
+  if (!args->block_to_expert && args->N != args->E && args->N > 0)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must be E without block_to_expert");
   const int64_t low = args->skip_token ? -1 : 0, high = args->skip_token ? args->T - 1 : args->T;
   for (int64_t b = 0; b < args->N; b++) {
@@ -254,10 +254,10 @@ MOE_FN void moe_routing_write_(const moe_routing_ *r) {
 
 /* Tokens may be none. */
 MOE_FN moe_status moe_routing_check_tokens_(moe_context *ctx, int64_t T, int64_t K) {
-  if (T < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "T", "is negative");
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", T));
   MOE_TRY(moe_check_positive_(ctx, "K", K));
   const int64_t slots = moe_mul_(T, K);
-  return T < INT32_MAX && slots >= 0 && slots < INT32_MAX
+  return slots >= 0 && slots < INT32_MAX
              ? MOE_OK
              : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "T", "times K does not fit in 32-bit slots");
 }
@@ -284,7 +284,7 @@ MOE_FN moe_status moe_routing_check_options_(moe_context *ctx, const moe_routing
     return with ? moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "token_position_to_id", with) : MOE_OK;
   }
   MOE_TRY(moe_check_positive_(ctx, "B", args->B));
-  MOE_TRY(moe_check_positive_(ctx, "N", args->N));
+  MOE_TRY(moe_check_not_negative_(ctx, "N", args->N));
   if (args->block_per_expert && args->N != args->E)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "N", "must be E with block_per_expert");
   if (args->block_per_expert && args->capacity > args->B)
@@ -302,15 +302,15 @@ MOE_FN moe_status moe_routing_check_(moe_context *ctx, void *state, const moe_ca
                 : args->token_position_to_id && args->block_per_expert ? args->B
                                                                        : INT64_MAX;
   const int sorted = r->form == MOE_FORM_SORTED, blocks = r->form == MOE_FORM_BLOCKS;
-  const moe_role_ input = args->T ? MOE_INPUT : MOE_INPUT_OPTIONAL, optional = MOE_OUTPUT_OPTIONAL;
+  const moe_role_ optional = MOE_OUTPUT_OPTIONAL;
   const int64_t slots = r->slots * 4, experts = moe_mul_(args->E, 4);
-  const int64_t places = args->token_position_to_id ? moe_mul3_(args->N, args->B, 4) : 0,
-                N = args->token_position_to_id ? moe_mul_(args->N, 4) : 0;
+  const int places = blocks || args->token_position_to_id;
+  const int64_t N = places ? moe_mul_(args->N, 4) : 0, ids = places ? moe_mul_(N, args->B) : 0;
   const moe_tensor_ own[] = {
-      {"expert_index", args->expert_index, slots, 4, r->form == MOE_FORM_TOPK ? input : optional},
+      {"expert_index", args->expert_index, slots, 4, r->form == MOE_FORM_TOPK ? MOE_INPUT : optional},
       {"m_sizes", args->m_sizes, experts, 4, sorted ? MOE_INPUT : optional},
-      {"gather_indices", args->gather_indices, slots, 4, sorted ? input : optional},
-      {"token_position_to_id", args->token_position_to_id, places, 4, blocks ? MOE_INPUT : optional},
+      {"gather_indices", args->gather_indices, slots, 4, sorted ? MOE_INPUT : optional},
+      {"token_position_to_id", args->token_position_to_id, ids, 4, blocks ? MOE_INPUT : optional},
       {"block_to_expert", args->block_to_expert, N, 4,
        blocks                       ? MOE_INPUT_OPTIONAL
        : args->token_position_to_id ? MOE_OUTPUT
