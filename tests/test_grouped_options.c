@@ -130,7 +130,7 @@ static void test_models(void **state) {
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- weights */
+/* --------------------------------------------------------------------------------------------------------- weights */
 
 static moe_status pack_case(const grouped_case *c, moe_context *ctx, int backward, moe_grouped_gemm_args *a) {
   const int by_rows = a->weight_order == MOE_GROUPED_EKN;
@@ -348,7 +348,7 @@ static void test_gradients(void **state) {
   }
 }
 
-/* ------------------------------------------------------------------------------------------------- nothing, and errors */
+/* ---------------------------------------------------------------------------------------------- nothing, and errors */
 
 /* No tokens, with tensors or without; experts without rows. Gradients are 0, or stay. */
 static void test_nothing(void **state) {

@@ -46,8 +46,8 @@ typedef enum moe_topk_mode {
    has that, whatever weight_order is. Float scales:
      STATIC [1]   STATIC_PER_EXPERT [E]   COLUMN [N]   COLUMN_PER_EXPERT [E,N]
      BLOCK [E,ceil(N/block),ceil(K/block),repeat], of MOE_GROUPED_EKN [E,ceil(K/block),ceil(N/block),repeat]
-   packed_W is made by moe_pack_weights_*, of MOE_GROUPED_ENK as MOE_PACK_GROUPED, of MOE_GROUPED_EKN as MOE_PACK_DOWN with
-   rows K and columns N; for dx with `backward`.
+   packed_W is made by moe_pack_weights_*, of MOE_GROUPED_ENK as MOE_PACK_GROUPED, of MOE_GROUPED_EKN as MOE_PACK_DOWN
+   with rows K and columns N; for dx with `backward`.
    Of Unsloth's other arguments NUM_SMS is ctx.num_threads; TMA, FLATTEN and block sizes have no counterpart.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (negative m_sizes; more rows than positions; packed_W of another shape),
    INVALID_OPTION (also both permutations; sum_topk without permute_x; float scales that are not finite), INVALID_INDEX

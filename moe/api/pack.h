@@ -19,8 +19,8 @@ typedef enum moe_pack_layout {
    is packed is for one element type and for the instruction set in use: a call with another one returns UNSUPPORTED. Of
    a quantised weight the values that the forward (with backward: dx) multiplies are packed. A call that is given them
    must be given the quantised weight as well, for its scales.
-   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also backward of GATE_UP and UP), OVERFLOW, MISALIGNED, OVERLAP,
-   WORKSPACE (packed_bytes is too small). */
+   Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION (also backward of GATE_UP and UP), OVERFLOW, MISALIGNED,
+   OVERLAP, WORKSPACE (packed_bytes is too small). */
 typedef struct moe_pack_weights_args {
   moe_pack_layout layout;
   int backward;                                 /* 1: of DOWN and GROUPED, for the dx of grouped GEMM */
