@@ -12,14 +12,18 @@ typedef struct bench_dtype {
   moe_status (*router)(moe_context *ctx, const moe_router_topk_args *args);
   moe_status (*pack)(moe_context *ctx, const moe_pack_weights_args *args);
   moe_status (*pack_size)(moe_context *ctx, const moe_pack_weights_args *args, size_t *bytes);
-  moe_status (*gemm)(moe_context *ctx, const moe_grouped_gemm_args *args);
+  moe_status (*gemm[3])(moe_context *ctx, const moe_grouped_gemm_args *args); /* forward, dx, dw */
+  moe_status (*gemm_workspace[3])(moe_context *ctx, const moe_grouped_gemm_args *args, size_t *bytes);
 } bench_dtype;
 
 static const bench_dtype bench_dtypes[] = {
 #define BENCH_ROW(name, type, NAME)                                                                    \
   {#name, MOE_DTYPE_##NAME, moe_blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_##name##_workspace_size, \
    moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_##name##_workspace_size, moe_router_topk_##name,  \
-   moe_pack_weights_##name, moe_pack_weights_##name##_size, moe_grouped_gemm_##name},
+   moe_pack_weights_##name, moe_pack_weights_##name##_size,                                             \
+   {moe_grouped_gemm_##name, moe_grouped_gemm_dx_##name, moe_grouped_gemm_dw_##name},                   \
+   {moe_grouped_gemm_##name##_workspace_size, moe_grouped_gemm_dx_##name##_workspace_size,              \
+    moe_grouped_gemm_dw_##name##_workspace_size}},
     MOE_DTYPE_LIST(BENCH_ROW)
 #undef BENCH_ROW
 };

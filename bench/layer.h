@@ -7,7 +7,15 @@ typedef struct bench_shape {
 } bench_shape;
 
 /* What an operation wants to find in its layer. */
-enum { BENCH_EXPERTS = 1, BENCH_GRADIENTS = 2, BENCH_PACKED = 4, BENCH_GEMM = 8, BENCH_ROUTER = 16, BENCH_ARRAYS = 32 };
+enum {
+  BENCH_EXPERTS = 1,
+  BENCH_GRADIENTS = 2,
+  BENCH_PACKED = 4,
+  BENCH_GEMM = 8,
+  BENCH_ROUTER = 16,
+  BENCH_ARRAYS = 32,
+  BENCH_GROUPED = 64 /* BENCH_GEMM from weights as they are stored, and back */
+};
 
 /* Weights in the layout of the kernels. */
 typedef struct bench_packed {
@@ -33,7 +41,9 @@ typedef struct bench_layer {
   bench_packed packed_wgu, packed_wd, packed_w; /* BENCH_PACKED, the last one BENCH_GEMM */
   void *products;                               /* BENCH_GEMM: [T*K,2I] */
   int32_t *rows, *sorted;                       /* BENCH_GEMM: [E], [T*K] */
-  void *router;                                 /* BENCH_ROUTER: [H,E], and what the router writes */
+  void *w, *products_grad, *slots_grad, *dw;    /* BENCH_GROUPED: [E,2I,H]; [T*K,2I]; [T*K,H]; [E,2I,H] */
+  moe_quantized_weight quantized_w;
+  void *router; /* BENCH_ROUTER: [H,E], and what the router writes */
   float *logits, *chosen_weights;
   int32_t *chosen;
   float *plain;   /* BENCH_ARRAYS: [T,H]; or, quantised: */
@@ -141,6 +151,30 @@ static moe_blockwise_mm_bwd_args bench_bwd_arguments(const bench_layer *layer) {
                                           .down_proj_weight_grad = layer->dwd,
                                           .workspace = layer->workspace,
                                           .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+static moe_grouped_gemm_args bench_grouped_arguments(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const moe_grouped_gemm_args args = {.num_tokens = s.T,
+                                      .topk = s.K,
+                                      .E = s.E,
+                                      .N = 2 * s.I,
+                                      .K = s.H,
+                                      .m_sizes = layer->rows,
+                                      .gather_indices = layer->sorted,
+                                      .permute_x = 1,
+                                      .X = layer->x,
+                                      .W = layer->w,
+                                      .quantized_W = layer->quantized_w.codes ? &layer->quantized_w : NULL,
+                                      .packed_W = layer->packed_w.memory,
+                                      .packed_W_bytes = layer->packed_w.bytes,
+                                      .dY = layer->products_grad,
+                                      .Y = layer->products,
+                                      .dX = layer->slots_grad,
+                                      .dW = layer->dw,
+                                      .workspace = layer->workspace,
+                                      .workspace_bytes = layer->workspace_bytes};
   return args;
 }
 

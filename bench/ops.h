@@ -65,20 +65,18 @@ static double bench_dx_bytes(const bench_layer *layer) {
 /* ----------------------------------------------------------------------------------------- single products, packing */
 
 static moe_status bench_run_gemm(moe_context *ctx, const bench_layer *layer) {
-  const bench_shape s = layer->shape;
-  const moe_grouped_gemm_args args = {.num_tokens = s.T,
-                                      .topk = s.K,
-                                      .E = s.E,
-                                      .N = 2 * s.I,
-                                      .K = s.H,
-                                      .m_sizes = layer->rows,
-                                      .gather_indices = layer->sorted,
-                                      .permute_x = 1,
-                                      .X = layer->x,
-                                      .packed_W = layer->packed_w.memory,
-                                      .packed_W_bytes = layer->packed_w.bytes,
-                                      .Y = layer->products};
-  return layer->dtype->gemm(ctx, &args);
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[0](ctx, &args);
+}
+
+static moe_status bench_run_gemm_dx(moe_context *ctx, const bench_layer *layer) {
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[1](ctx, &args);
+}
+
+static moe_status bench_run_gemm_dw(moe_context *ctx, const bench_layer *layer) {
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[2](ctx, &args);
 }
 
 static double bench_gemm_flops(const bench_layer *layer) { return bench_fwd_flops(layer) * 2 / 3; }
@@ -87,6 +85,24 @@ static double bench_gemm_bytes(const bench_layer *layer) {
   const bench_shape s = layer->shape;
   return (double)bench_experts_in_use(layer) * bench_expert_bytes(layer) * 2 / 3 + bench_row_bytes(layer) +
          2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
+}
+
+/* W [E,2I,H] as it is stored, and rows of Y or dY and dX. */
+static double bench_grouped_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const double w = 2.0 * (double)s.H * (double)s.I * (double)bench_weights_bits(&layer->storage->as) / 8;
+  return bench_gemm_bytes(layer) +
+         (double)bench_experts_in_use(layer) * (layer->storage->name ? w - bench_expert_bytes(layer) * 2 / 3 : 0);
+}
+
+static double bench_grouped_dx_bytes(const bench_layer *layer) {
+  return bench_grouped_bytes(layer) + (double)(layer->shape.K - 1) * bench_row_bytes(layer);
+}
+
+/* Every expert has a gradient, if only zeros. */
+static double bench_grouped_dw_bytes(const bench_layer *layer) {
+  return bench_gemm_bytes(layer) +
+         (double)(layer->shape.E - bench_experts_in_use(layer)) * bench_expert_bytes(layer) * 2 / 3;
 }
 
 static moe_status bench_run_pack(moe_context *ctx, const bench_layer *layer) {
@@ -164,6 +180,9 @@ static const bench_op bench_ops[] = {
     {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
     {"decode-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
     {"gemm", bench_run_gemm, bench_gemm_flops, bench_gemm_bytes, BENCH_GEMM, 1},
+    {"grouped", bench_run_gemm, bench_gemm_flops, bench_grouped_bytes, BENCH_GROUPED, 1},
+    {"grouped_dx", bench_run_gemm_dx, bench_gemm_flops, bench_grouped_dx_bytes, BENCH_GROUPED, 1},
+    {"grouped_dw", bench_run_gemm_dw, bench_gemm_flops, bench_grouped_dw_bytes, BENCH_GROUPED, 1},
     {"pack", bench_run_pack, bench_no_flops, bench_pack_bytes, BENCH_FROZEN, 0},
     {"route", bench_run_route, bench_route_flops, bench_route_bytes, BENCH_ROUTER, 0},
     {"quantize", bench_run_quantize, bench_no_flops, bench_convert_bytes, BENCH_ARRAYS, 0},

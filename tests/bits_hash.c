@@ -223,6 +223,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 #include "support/hash_formats.h"
 #include "support/hash_options.h"
 #include "support/hash_router.h"
+#include "support/hash_grouped.h"
 
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
@@ -271,6 +272,7 @@ int main(int argc, char **argv) {
       hash_options(&set, (moe_dtype)dtype);
       hash_router(&set, (moe_dtype)dtype);
       hash_moe_layer(&set, (moe_dtype)dtype);
+      hash_grouped(&set, (moe_dtype)dtype);
     }
     return 0;
   }

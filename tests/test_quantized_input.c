@@ -146,9 +146,9 @@ static void test_packed_alone(void **state) {
   args.forward.layer.quantized_down_proj_weight = &l.down.weight;
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "packed_gate_up_proj_weight");
   moe_pack_weights_args pack_args = {
-      .layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized_weight = &l.down.weight};
+      .layout = MOE_PACK_UP, .backward = 1, .E = 1, .rows = 8, .columns = 8, .quantized_weight = &l.down.weight};
   size_t bytes;
-  assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_UNSUPPORTED);
+  assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_INVALID_OPTION);
   free(gate_up);
   layer_close(&l);
 }

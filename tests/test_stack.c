@@ -339,10 +339,16 @@ static const struct {
 } grouped[] = {{SIZED(moe_grouped_gemm)}, {SIZED(moe_grouped_gemm_dx)}, {SIZED(moe_grouped_gemm_dw)}};
 
 static void use_grouped(moe_dtype dtype, moe_grouped_gemm_args a) {
+  static const moe_quantized_weight storage[] = {{.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_BLOCK},
+                                                 {.element = MOE_ELEMENT_E5M2}};
   const moe_pack_weights_args pack = {.layout = MOE_PACK_GROUPED, .E = a.E, .rows = a.N, .columns = a.K, .weight = a.W};
   void *packed = use_pack(dtype, pack, &a.packed_W_bytes);
-  for (int i = 0; i < 4; i++) { /* the last from packed weights */
+  for (int i = 0; i < 8; i++) { /* one from packed weights, the last from quantised ones */
+    moe_quantized_weight w = storage[i % 2];
+    w.codes = w.scales = a.W;
     a.packed_W = i == 3 ? packed : NULL;
+    a.quantized_W = i > 3 ? &w : NULL;
+    a.weight_order = (moe_grouped_order)(i > 5);
     use(grouped[i % 3].size[dtype], &a, &a.workspace_bytes);
     a.workspace = take(a.workspace_bytes);
     use(grouped[i % 3].call[dtype], &a, NULL);
@@ -360,13 +366,17 @@ static void test_grouped(void **state) {
       int32_t sizes[2] = {(int32_t)(T - T / 3), (int32_t)(T / 3)}, *gather = take((size_t)T * 4);
       float *x = take((size_t)(T * K) * 4), *w = take((size_t)(2 * N * K) * 4), *dy = take((size_t)(T * N) * 4);
       float *y = take((size_t)(T * N) * 4), *dx = take((size_t)(T * K) * 4), *dw = take((size_t)(2 * N * K) * 4);
+      float *bias = take((size_t)(4 * N) * 4), *topk = take((size_t)(2 * T) * 4);
       for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
       use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
                                                  .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
                                                  .dY = dy, .Y = y, .dX = dx, .dW = dw,
-                                                 .accumulate = i % 2 ? MOE_ACCUMULATE_DW : 0,
+                                                 .bias = i % 2 ? bias : NULL, .topk_weights = i % 2 ? topk : NULL,
+                                                 .topk_weights_grad = i % 2 ? topk + T : NULL,
+                                                 .bias_grad = i % 2 ? bias + 2 * N : NULL,
+                                                 .accumulate = i % 2 ? MOE_ACCUMULATE_DW | MOE_ACCUMULATE_Y : 0,
                                                  .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
-      free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
+      free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw), free(bias), free(topk);
     }
   test_use_best_isa();
 }

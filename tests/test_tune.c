@@ -197,6 +197,33 @@ static void test_packed(void **state) {
   product_close(&p);
 }
 
+/* Codes as they are stored, and weights in the other order. */
+static void test_stored(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  static const float scales[] = {1, 0.5f, 3, 2};
+  for (int op = 0; op < 3; op++) {
+    product p;
+    product_open(&p, 2, dtype, op, op == 1 ? 9 : 60);
+    p.args.weight_order = MOE_GROUPED_EKN;
+    check_choices(&p, 3);
+    uint8_t *codes = (uint8_t *)malloc((size_t)p.w.count);
+    uint64_t rng = 4;
+    for (int64_t i = 0; i < p.w.count; i++) codes[i] = (uint8_t)(test_random(&rng) & 0xbf);
+    const moe_quantized_weight weight = {
+        .element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_STATIC_PER_EXPERT, .codes = codes, .scales = scales};
+    moe_tune_entry entries[2];
+    moe_tune_table table = {entries, 0, 2};
+    fake_clock clock = {.fast = -1, .last = -1};
+    tune(&p, &table, &clock);
+    p.args.quantized_W = &weight;
+    if (op < 2) check_choices(&p, 3);
+    tune(&p, &table, &clock);
+    assert_int_equal(table.count, op < 2 ? 2 : 1);
+    free(codes);
+    product_close(&p);
+  }
+}
+
 /* Any numbers at all, in a table that a caller wrote. */
 static void test_any_numbers(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
@@ -432,13 +459,10 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_DTYPE(test_choices),
-      EACH_DTYPE(test_packed),
-      EACH_DTYPE(test_any_numbers),
-      cmocka_unit_test(test_keys),
-      cmocka_unit_test(test_seconds),
-      cmocka_unit_test(test_text),
-      cmocka_unit_test(test_unknown_text),
+      EACH_DTYPE(test_choices),      EACH_DTYPE(test_packed),
+      EACH_DTYPE(test_stored),       EACH_DTYPE(test_any_numbers),
+      cmocka_unit_test(test_keys),   cmocka_unit_test(test_seconds),
+      cmocka_unit_test(test_text),   cmocka_unit_test(test_unknown_text),
       cmocka_unit_test(test_errors),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

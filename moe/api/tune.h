@@ -30,8 +30,15 @@ typedef enum moe_tune_op {
   MOE_TUNE_OP_COUNT_
 } moe_tune_op;
 
-/* The bits of moe_tune_entry.flags. */
-enum { MOE_TUNE_PERMUTE_X = 1, MOE_TUNE_PERMUTE_Y = 2, MOE_TUNE_PACKED = 4 };
+/* The bits of moe_tune_entry.flags. Of a quantised weight the bits from 8, 16 and 24 on are its element, its scaling and
+   its layout. */
+enum {
+  MOE_TUNE_PERMUTE_X = 1,
+  MOE_TUNE_PERMUTE_Y = 2,
+  MOE_TUNE_PACKED = 4,
+  MOE_TUNE_EKN = 8,
+  MOE_TUNE_QUANTIZED = 16
+};
 
 /* The key is here, isa, op, dtype, flags, E, N and K. As with Unsloth the number of tokens is not in it. */
 typedef struct moe_tune_entry {

@@ -247,9 +247,9 @@ MOE_FN void moe_resolve_(moe_blockwise_ *call, const moe_blockwise_layer *layer,
   moe_mx_round_init_(&call->round_activations, &layer->mx.activations);
   moe_mx_round_init_(&call->round_weights, &layer->mx.weights);
   moe_mx_round_init_(&call->round_gradients, &layer->mx.gradients);
-  moe_packed_init_(&call->gate_up, layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, call->group.panel, dtype,
-                   layer->E, layer->H, layer->I, layer->quantized_gate_up_proj_weight);
-  moe_packed_init_(&call->down, MOE_PACK_DOWN, call->group.panel, dtype, layer->E, layer->I, layer->H,
+  moe_packed_init_(&call->gate_up, layer->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP, 0, call->group.panel,
+                   dtype, layer->E, layer->H, layer->I, layer->quantized_gate_up_proj_weight);
+  moe_packed_init_(&call->down, MOE_PACK_DOWN, 0, call->group.panel, dtype, layer->E, layer->I, layer->H,
                    layer->quantized_down_proj_weight);
   moe_packed_order_(&call->gate_up, layer->orders.gate_up, &layer->orders, layer->up_proj_weight);
   moe_packed_order_(&call->down, layer->orders.down, &layer->orders, NULL);

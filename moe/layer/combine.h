@@ -218,7 +218,7 @@ MOE_FN void moe_combine_begin_(const moe_combine_ *stage, const moe_chunk_item_ 
     memset(sum, 0, (size_t)(tokens * MOE_NR) * sizeof *sum);
     if (stage->output && stage->accumulate && call->rounds_sums)
       moe_add_stored_(call->group.kernels, sum, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
-                      call->dtype, tokens, moe_min_(MOE_NR, call->layer.H - h0));
+                      NULL, call->dtype, tokens, moe_min_(MOE_NR, call->layer.H - h0));
   }
 }
 

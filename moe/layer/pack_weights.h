@@ -5,7 +5,7 @@
 #define MOE_PACKED_MAGIC_ 0x6d6f6570u
 
 typedef struct moe_packed_header_ {
-  uint32_t magic, layout, panel, dtype, unscaled;
+  uint32_t magic, layout, panel, dtype, unscaled, backward;
   int64_t E, rows, columns;
 } moe_packed_header_;
 
@@ -17,12 +17,14 @@ typedef struct moe_strides_ {
   int each;       /* tensors are arrays of pointers to the experts' */
 } moe_strides_;
 
-/* The shape of a packed tensor: panels of 64 (gate and up: 32 and 32) columns, each over k elements. */
+/* The shape of a packed tensor: panels of 64 (gate and up: 32 and 32) columns, each over `depth`
+   elements. The forward contracts rows, or of GROUPED columns; the backward the other axis. */
 typedef struct moe_packed_ {
   moe_pack_layout layout;
   moe_panel_kind_ panel;
   moe_dtype dtype;
-  int64_t E, rows, columns, k, n, width, panels, panel_bytes; /* n: columns of a part */
+  int backward;
+  int64_t E, rows, columns, k, n, depth, width, panels, panel_bytes; /* k, n: elements and columns of a part */
   moe_strides_ plain;
   moe_quantized_ quantized; /* the weight itself, if it is */
 } moe_packed_;
@@ -42,8 +44,9 @@ MOE_FN void moe_packed_order_(moe_packed_ *p, moe_weight_order order, const moe_
   if (orders->up_apart && p->layout == MOE_PACK_GATE_UP) p->plain.up = up;
 }
 
-MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, moe_panel_kind_ kind, moe_dtype dtype, int64_t E,
-                             int64_t rows, int64_t columns, const moe_quantized_weight *quantized) {
+MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, int backward, moe_panel_kind_ kind,
+                             moe_dtype dtype, int64_t E, int64_t rows, int64_t columns,
+                             const moe_quantized_weight *quantized) {
   const int grouped = layout == MOE_PACK_GROUPED, parts = moe_pack_parts_(layout);
   p->layout = layout;
   p->panel = kind;
@@ -56,9 +59,11 @@ MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, moe_panel_k
   p->plain = grouped ? (moe_strides_){moe_mul_(rows, columns), 0, 1, columns, NULL, 0}
                      : (moe_strides_){moe_mul3_(rows, parts, columns), columns, parts * columns, 1, NULL, 0};
   p->width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
-  p->panels = moe_ceil_div_(p->n, p->width);
-  p->panel_bytes = moe_panel_bytes_(kind, p->k);
-  moe_quantized_init_(&p->quantized, quantized, dtype, E, p->k, parts, p->n, layout == MOE_PACK_UP);
+  p->backward = backward;
+  p->depth = backward ? p->n : p->k;
+  p->panels = moe_ceil_div_(backward ? p->k : p->n, p->width);
+  p->panel_bytes = moe_panel_bytes_(kind, p->depth);
+  moe_quantized_init_(&p->quantized, quantized, dtype, E, p->k, parts, p->n, layout == MOE_PACK_UP, grouped);
 }
 
 MOE_FN int64_t moe_packed_bytes_(const moe_packed_ *p) {
@@ -71,6 +76,11 @@ MOE_FN void moe_packed_list_(const moe_packed_ *p, const char *name, const void 
   MOE_LIST_(tensors, own);
 }
 
+/* Whether it holds codes, whose scales multiply product sums. */
+MOE_FN int moe_packed_unscaled_(const moe_packed_ *p) {
+  return !p->backward && moe_weight_scaled_after_(p->quantized.weight);
+}
+
 /* Whether what the caller gave is this tensor. */
 MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, const char *name, const void *packed,
                                     size_t bytes) {
@@ -78,11 +88,11 @@ MOE_FN moe_status moe_packed_check_(moe_context *ctx, const moe_packed_ *p, cons
   if (!packed) return MOE_OK;
   if (bytes < MOE_ALIGN_) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "is too small to be a packed tensor");
   memcpy(&h, packed, sizeof h);
-  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(p->quantized.weight);
+  const uint32_t unscaled = (uint32_t)moe_packed_unscaled_(p);
   if (h.magic == MOE_PACKED_MAGIC_ && h.unscaled != unscaled)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "was packed from a weight with other scales");
   if (h.magic != MOE_PACKED_MAGIC_ || h.layout != (uint32_t)p->layout || h.dtype != (uint32_t)p->dtype || h.E != p->E ||
-      h.rows != p->rows || h.columns != p->columns)
+      h.rows != p->rows || h.columns != p->columns || h.backward != (uint32_t)p->backward)
     return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, name, "was not packed from a tensor of this layout, type and shape");
   if (h.panel != (uint32_t)p->panel)
     return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, name, "was packed for another instruction set");
@@ -121,17 +131,13 @@ MOE_FN void moe_plain_b_of_(const moe_packed_ *p, const void *weight, int64_t ex
   if (transposed && parts == 2 && b->base[1] != b->base[0] + p->n * along * size) b->k_second = p->n;
 }
 
-MOE_FN void moe_plain_b_(const moe_packed_ *p, const void *weight, int64_t expert, moe_b_ *b) {
-  moe_plain_b_of_(p, weight, expert, 0, b);
-}
-
 /* An expert's columns as B: packed if given, else quantised, else plain. */
 MOE_FN void moe_weight_b_(const moe_packed_ *p, const void *weight, const void *packed, int64_t expert, moe_b_ *b) {
   if (!packed && p->quantized.weight) {
-    moe_quantized_b_(&p->quantized, expert, 0, b);
+    moe_quantized_b_(&p->quantized, expert, p->backward, b);
     return;
   }
-  moe_plain_b_(p, packed ? NULL : weight, expert, b);
+  moe_plain_b_of_(p, packed ? NULL : weight, expert, p->backward, b);
   if (packed) b->panel = (const char *)packed + MOE_ALIGN_ + expert * p->panels * p->panel_bytes;
   b->panel_bytes = p->panel_bytes;
 }
@@ -150,7 +156,7 @@ MOE_FN void moe_pack_item_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_b_ b;
   (void)worker;
   moe_weight_b_(p, job->weight, NULL, item / p->panels, &b);
-  moe_pack_b_(job->kernels, p->panel, &b, item % p->panels, 0, p->k, panel);
+  moe_pack_b_(job->kernels, p->panel, &b, item % p->panels, 0, p->depth, panel);
 }
 
 MOE_FN moe_status moe_check_orders_(moe_context *ctx, const moe_weight_orders *orders) {
@@ -174,16 +180,18 @@ MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "rows", args->rows));
   MOE_TRY(moe_check_positive_(ctx, "columns", args->columns));
-  if (args->quantized_weight && args->layout == MOE_PACK_GROUPED)
-    return moe_fail_(ctx, MOE_ERROR_UNSUPPORTED, "layout", "GROUPED takes plain weights");
+  MOE_TRY(moe_check_flag_(ctx, "backward", args->backward));
+  if (args->backward && args->layout != MOE_PACK_DOWN && args->layout != MOE_PACK_GROUPED)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "backward", "is for DOWN and GROUPED only");
   MOE_TRY(moe_check_orders_(ctx, &args->orders));
-  MOE_TRY(moe_quantized_check_(ctx, args->quantized_weight, parts, args->rows));
+  MOE_TRY(moe_quantized_check_(ctx, args->quantized_weight, parts,
+                               args->layout == MOE_PACK_GROUPED ? args->columns : args->rows));
   moe_group_ group;
   moe_group_init_(&group, call->dtype, args->E);
   job->kernels = group.kernels;
   job->weight = args->weight;
-  moe_packed_init_(&job->packed, args->layout, group.panel, call->dtype, args->E, args->rows, args->columns,
-                   args->quantized_weight);
+  moe_packed_init_(&job->packed, args->layout, args->backward, group.panel, call->dtype, args->E, args->rows,
+                   args->columns, args->quantized_weight);
   const int apart = parts == 2 && args->orders.up_apart, up = args->layout == MOE_PACK_UP;
   const moe_weight_order order = parts == 2 ? args->orders.gate_up : args->orders.down;
   if (args->layout != MOE_PACK_GROUPED) moe_packed_order_(&job->packed, order, &args->orders, args->up_weight);
@@ -222,10 +230,16 @@ MOE_FN moe_status moe_pack_check_contents_(moe_context *ctx, const void *state) 
 MOE_FN moe_status moe_pack_run_(moe_context *ctx, void *state) {
   moe_pack_job_ *job = (moe_pack_job_ *)state;
   const moe_packed_ *p = &job->packed;
-  const uint32_t unscaled = (uint32_t)moe_weight_scaled_after_(job->args->quantized_weight);
-  const moe_packed_header_ header = {
-      MOE_PACKED_MAGIC_, (uint32_t)p->layout, (uint32_t)p->panel, (uint32_t)p->dtype, unscaled, p->E,
-      p->rows,           p->columns};
+  const uint32_t unscaled = (uint32_t)moe_packed_unscaled_(p);
+  const moe_packed_header_ header = {MOE_PACKED_MAGIC_,
+                                     (uint32_t)p->layout,
+                                     (uint32_t)p->panel,
+                                     (uint32_t)p->dtype,
+                                     unscaled,
+                                     (uint32_t)p->backward,
+                                     p->E,
+                                     p->rows,
+                                     p->columns};
   memset(job->args->packed, 0, MOE_ALIGN_);
   memcpy(job->args->packed, &header, sizeof header);
   return moe_run_items_(ctx, p->E * p->panels, moe_pack_item_, job);

@@ -296,7 +296,8 @@ MOE_FN int moe_tune_values_(const moe_tuner_ *t, int which, int64_t values[MOE_T
   const moe_product_ product = t->args->dtype == MOE_DTYPE_BF16 ? MOE_PRODUCT_BF16 : MOE_PRODUCT_F32;
   const int64_t kc = moe_kc_(kernels->blocking, kernels->gemm->panel[product], t->rows, t->depth);
   const int dw = t->args->op == MOE_TUNE_GROUPED_GEMM_DW, packed = (t->entry.flags & MOE_TUNE_PACKED) != 0,
-            columns = t->args->op == MOE_TUNE_GROUPED_GEMM && !packed, few = t->rows <= MOE_SMALL_M_MAX;
+            by_rows = (t->entry.flags & MOE_TUNE_EKN) != 0, plain = !packed && !(t->entry.flags & MOE_TUNE_QUANTIZED),
+            columns = plain && (t->args->op == MOE_TUNE_GROUPED_GEMM) != by_rows, few = t->rows <= MOE_SMALL_M_MAX;
   const int64_t panels = moe_ceil_div_(t->columns, MOE_NR);
   int count = 0;
   for (int i = 0; i < MOE_TUNE_VALUES_ && candidates[which][i]; i++) {
@@ -378,7 +379,9 @@ moe_status moe_tune_grouped_gemm(moe_context *ctx, const moe_tune_grouped_gemm_a
   int64_t rows = 0, experts = 0;
   for (int64_t e = 0; e < gemm->E; e++) rows += gemm->m_sizes[e], experts += gemm->m_sizes[e] > 0;
   t.rows = t.entry.rows = moe_ceil_div_(rows, moe_max_(1, experts));
-  t.columns = args->op == MOE_TUNE_GROUPED_GEMM ? gemm->N : gemm->K;
+  const int outputs =
+      args->op == MOE_TUNE_GROUPED_GEMM || (args->op == MOE_TUNE_GROUPED_GEMM_DW && t.entry.flags & MOE_TUNE_EKN);
+  t.columns = outputs ? gemm->N : gemm->K;
   t.depth = args->op == MOE_TUNE_GROUPED_GEMM ? gemm->K : args->op == MOE_TUNE_GROUPED_GEMM_DX ? gemm->N : t.rows;
   moe_tune_search_(&t, &best);
   t.entry.blocking = best;

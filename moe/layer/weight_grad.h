@@ -13,8 +13,8 @@ typedef struct moe_grad_operand_ {
   moe_rows_ rows;          /* row r of the group */
   moe_panel_major_ panels; /* or the rows panel by panel, if this has a base */
   moe_dtype dtype;
-  /* Instead of both: loads n columns from `column` on of rows [row, row+rows) of the group as floats, 64
-     apart; source: where from. Or NULL. */
+  /* Loads n columns from `column` on of rows [row, row+rows) of the group as floats, 64 apart; source: where from. Rows
+     are then what is prefetched, if they have a base. Or NULL. */
   void (*load)(const void *source, int64_t row, int64_t rows, int64_t column, int64_t n, float *x);
   const void *source;
   const moe_mx_round_ *round; /* along an expert's rows; or NULL */
@@ -119,7 +119,7 @@ MOE_FN void moe_weight_grad_operand_(const moe_weight_grad_ *stage, const moe_gr
 MOE_FN void moe_weight_grad_reads_(const moe_weight_grad_ *stage, const moe_grad_operand_ *operand, int64_t expert,
                                    int64_t first, int64_t count, int64_t from, int64_t n, moe_prefetch_ *prefetch) {
   const moe_rows_ rows = moe_weight_grad_rows_(stage, operand, expert, first, from);
-  if (operand->load) count = 0;
+  if (operand->load && !operand->rows.base) count = 0;
   moe_prefetch_rows_(prefetch, rows.base, NULL, rows.index, rows.stride, count, n * moe_dtype_bytes_(operand->dtype));
 }
 
@@ -226,7 +226,7 @@ MOE_FN void moe_weight_grad_epilogue_(void *arg, int64_t p, float *c) {
   const int64_t n0 = product->n0 + p * MOE_NR, n = moe_min_(MOE_NR, stage->n - n0), rows = product->rows;
   const int64_t size = moe_dtype_bytes_(stage->dtype), stride = stage->row_bytes;
   char *dst = moe_weight_grad_at_(stage, product->expert, product->m0, n0);
-  if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, stage->dtype, rows, n);
+  if (stage->accumulate) moe_add_stored_(kernels, c, dst, stride, NULL, stage->dtype, rows, n);
   if (moe_weight_grad_nt_lines_(stage)) {
     moe_store_rows_nt_(kernels, stage->dtype, dst, stride, c, rows, n);
     return;

@@ -8,14 +8,16 @@ typedef struct moe_quantized_ {
   moe_element_format_ format;
   int64_t block, repeat;
   int64_t part;   /* the first that is used: 1 with skip_gate */
+  int by_columns; /* a column's codes are contiguous: MX, and float scales of grouped GEMM's [E,N,K] */
   moe_dtype type; /* what code*float scale is rounded to */
 } moe_quantized_;
 
 MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }
 
-/* `parts`: 2 for gate and up, of which only the second is used with skip_gate. The weight must have been checked. */
+/* `parts`: 2 for gate and up, of which only the second is used with skip_gate. by_columns: the plain tensor is
+   [E,columns,K]. The weight must have been checked. */
 MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K,
-                                int parts, int64_t columns, int skip_gate) {
+                                int parts, int64_t columns, int skip_gate, int by_columns) {
   memset(q, 0, sizeof *q);
   if (!w) return;
   q->weight = w;
@@ -28,6 +30,7 @@ MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w
   q->block = w->block ? w->block : 256;
   q->repeat = w->repeat ? w->repeat : 1;
   q->part = skip_gate;
+  q->by_columns = by_columns || moe_is_mx_(w);
   q->type = dtype;
 }
 
@@ -115,7 +118,8 @@ MOE_FN const float *moe_quantized_scale_(const moe_quantized_ *q, int64_t expert
     case MOE_WEIGHT_COLUMN_PER_EXPERT: return scale + (expert * s->parts + part) * s->columns + column;
     case MOE_WEIGHT_BLOCK: break;
   }
-  const int64_t row = expert * moe_quantized_blocks_(q, s->K) + k / q->block;
+  const int64_t down = moe_quantized_blocks_(q, s->K), row = expert * down + k / q->block;
+  if (q->by_columns) return scale + ((expert * across + column / q->block) * down + k / q->block) * q->repeat;
   return scale + ((row * s->parts + part) * across + column / q->block) * q->repeat;
 }
 

@@ -239,15 +239,17 @@ MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n
 MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
   const moe_mx_tensor_ *s = &p->q->tensor;
   moe_codes_ codes = moe_tile_codes_(p);
-  codes.stride = s->parts * s->columns;
+  codes.stride = p->q->by_columns ? s->K : s->parts * s->columns;
   codes.group = MOE_MX_GROUP_;
-  codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  codes.codes =
+      s->codes + (p->q->by_columns ? (p->expert * s->columns + p->column) * s->K + p->element
+                                   : (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column);
   return codes;
 }
 
 MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
-  if (p->transposed) p->kernels->quant->pack_codes_columns[1](panel, &codes);
+  if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[1](panel, &codes);
   else p->kernels->quant->pack_codes_rows[1](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
@@ -267,8 +269,8 @@ MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
 MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
   const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
   const moe_codes_ codes = mx ? moe_tile_columns_(p, NULL) : moe_tile_scaled_codes_(p);
-  (mx != p->transposed ? p->kernels->quant->pack_pairs_columns : p->kernels->quant->pack_pairs_rows)[wide](pairs,
-                                                                                                           &codes);
+  (p->q->by_columns != p->transposed ? p->kernels->quant->pack_pairs_columns
+                                     : p->kernels->quant->pack_pairs_rows)[wide](pairs, &codes);
 }
 
 MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {

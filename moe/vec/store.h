@@ -46,12 +46,12 @@ MOE_FN void moe_store_rows_nt_(const moe_kernels *kernels, moe_dtype dtype, char
   }
 }
 
-/* sum += the rows stored. */
-MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *stored, int64_t stride, moe_dtype dtype,
-                            int64_t rows, int64_t n) {
+/* sum += the rows stored, of which row i is index[i], if there is an index. */
+MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *stored, int64_t stride,
+                            const int32_t *index, moe_dtype dtype, int64_t rows, int64_t n) {
   for (int64_t i = 0; i < rows; i++) {
     float old[MOE_NR];
-    moe_load_row_(kernels->vec, dtype, old, stored + i * stride, n);
+    moe_load_row_(kernels->vec, dtype, old, stored + (index ? index[i] : i) * stride, n);
     kernels->vec->add_scaled(sum + i * MOE_NR, old, 1.0f, n);
   }
 }
@@ -59,7 +59,7 @@ MOE_FN void moe_add_stored_(const moe_kernels *kernels, float *sum, const char *
 /* Rows of dst = sums, or dst += sums, rounded once. Sums have stride 64; they may be overwritten. */
 MOE_FN void moe_store_sums_(const moe_kernels *kernels, char *dst, int64_t stride, moe_dtype dtype, float *sum,
                             int64_t rows, int64_t n, int accumulate) {
-  if (accumulate) moe_add_stored_(kernels, sum, dst, stride, dtype, rows, n);
+  if (accumulate) moe_add_stored_(kernels, sum, dst, stride, NULL, dtype, rows, n);
   moe_store_rows_prefetched_(kernels, dtype, dst, stride, NULL, sum, rows, n);
 }
 

@@ -12,6 +12,7 @@
 struct quantized {
   moe_quantized_weight weight; /* filled in: element, scaling, layout, scales_layout, block, repeat */
   int64_t E, K, parts, columns;
+  int by_columns; /* codes under float scales, and blocks of scales, are [E,columns,K]; one part */
   const struct element *format;
   mx_tensor table; /* of MX: codes by position, scales; else codes by element */
   float *scale;    /* of the others */
@@ -47,6 +48,7 @@ static inline float quantized_scale(const struct quantized *q, int64_t e, int64_
     case MOE_WEIGHT_STATIC_PER_EXPERT: return q->scale[e * q->parts + part];
     case MOE_WEIGHT_COLUMN_PER_EXPERT: return q->scale[(e * q->parts + part) * q->columns + column];
     default:
+      if (q->by_columns) return q->scale[((e * across + column / block) * down + k / block) * quantized_repeat(q)];
       return q->scale[(((e * down + k / block) * q->parts + part) * across + column / block) * quantized_repeat(q)];
   }
 }
@@ -84,7 +86,8 @@ static inline void quantized_store(struct quantized *q, int side) {
     if (codes == NULL) abort();
     for (int64_t i = 0; i < n; i++) {
       const int64_t column = i % q->columns, part = i / q->columns % q->parts, k = i / q->columns / q->parts % q->K;
-      codes[i] = (uint8_t)mx_code(&q->table, i / q->columns / q->parts / q->K, part, column, k);
+      const int64_t e = i / q->columns / q->parts / q->K;
+      codes[q->by_columns ? (e * q->columns + column) * q->K + k : i] = (uint8_t)mx_code(&q->table, e, part, column, k);
     }
     quantized_put(&q->codes, codes, (size_t)n, side);
     quantized_put(&q->scales, q->scale, (size_t)quantized_scale_count(q) * 4, side);
