@@ -16,12 +16,14 @@
 
 MOE_EXACT_BEGIN
 
-#include "base/cpu.h"
 #include "base/size.h"
 #include "base/error.h"
-#include "base/check.h"
 #include "base/fpenv.h"
+MOE_QUICK_CALLS_BEGIN
+#include "base/cpu.h"
+#include "base/check.h"
 #include "base/workspace.h"
+MOE_QUICK_END
 #include "base/workers.h"
 
 #include "simd/names.h"
@@ -96,11 +98,14 @@ MOE_TARGET_END
 
 #endif
 
-#include "dispatch.h"
+MOE_QUICK_CALLS_BEGIN
 
+#include "dispatch.h"
+#include "op.h"
+
+MOE_QUICK_END
 MOE_QUICK_BEGIN
 
-#include "op.h"
 #include "vec/store.h"
 #include "gemm/operand.h"
 #include "gemm/pack_a.h"

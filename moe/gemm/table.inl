@@ -49,14 +49,14 @@ static const moe_gemm_table_ MOE_CAT(MOE_GEMM_TABLE, MOE_CAT(_, MOE_ISA)) = {
     .small_m = MOE_V(small_m),
     .small_m_columns = {[MOE_PRODUCT_F32] = MOE_V(small_m_columns), [MOE_PRODUCT_BF16] = MOE_V(small_m_columns)},
 #if MOE_PACKED_A
-    .ukernel_packed_a = {[MOE_PANEL_F32] = MOE_K(ukernel_packed_a_f32)},
+    .ukernel_packed_a = {[MOE_PANEL_F32] = MOE_V(ukernel_packed_a_f32)},
 #endif
 #else
     .panel = {[MOE_PRODUCT_BF16] = MOE_PANEL_PAIRS},
     .ukernel = {[MOE_PRODUCT_F32] = MOE_V(ukernel_f32), [MOE_PRODUCT_BF16] = MOE_K(ukernel_pairs)},
     .pair_panel = MOE_K(pair_panel),
     .ukernel_pack_b = {[MOE_PANEL_F32] = MOE_V(ukernel_pack_b), [MOE_PANEL_PAIRS] = MOE_K(ukernel_pack_b_bf16)},
-    .ukernel_packed_a = {[MOE_PANEL_F32] = MOE_K(ukernel_packed_a_f32),
+    .ukernel_packed_a = {[MOE_PANEL_F32] = MOE_V(ukernel_packed_a_f32),
                          [MOE_PANEL_PAIRS] = MOE_K(ukernel_packed_a_bf16)},
     .small_m = MOE_V(small_m),
     .small_m_bf16 = MOE_K(small_m_bf16),
