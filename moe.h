@@ -59,6 +59,7 @@
      moe/api/blockwise.h  the layer over blocks of rows, likewise
      moe/api/grouped.h    grouped GEMM and its gradients
      moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients
+     moe/api/mlp.h        the dense MLP of MXFP8 operands, and its product
      moe/api/quantize.h   conversions, narrow elements, quantising and back, tensors as they are stored
      moe/api/layouts.h    how MX weights are stored
      moe/api/pack.h       weights packed once
@@ -150,6 +151,7 @@
 #include "moe/api/moe_layer.h"
 #include "moe/api/grouped.h"
 #include "moe/api/grouped_mlp.h"
+#include "moe/api/mlp.h"
 #include "moe/api/quantize.h"
 #include "moe/api/layouts.h"
 #include "moe/api/pack.h"

@@ -129,6 +129,7 @@ MOE_QUICK_BEGIN
 #include "quant/mx_quantize.h"
 #include "quant/scaled_quantize.h"
 #include "quant/mx_round.h"
+#include "quant/mx_matrix.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
@@ -155,6 +156,8 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/moe_layer.h"
 #include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"
+#include "layer/matmul.h"
+#include "layer/mlp.h"
 
 MOE_QUICK_END
 

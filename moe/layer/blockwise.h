@@ -311,9 +311,9 @@ MOE_FN void moe_round_rows_item_(void *arg, int64_t row, moe_worker_ *worker) {
   const int64_t bytes = call->layer.H * call->size;
   moe_mx_round_ round = call->round_activations;
   round.scale = call->layer.mx.gate_up_in_scale[plan->run_expert[plan->run[row]]];
-  moe_round_tensor_ one = {call->group.kernels,    &round,      rows->from + plan->token[row] * bytes,
-                           rows->to + row * bytes, call->dtype, 1,
-                           call->layer.H,          2,           MOE_MX_LAYOUT_PLAIN};
+  moe_round_tensor_ one = {
+      call->group.kernels, &round, rows->from + plan->token[row] * bytes, rows->to + row * bytes, bytes, bytes,
+      call->dtype,         1,      call->layer.H,                         2,                      MOE_MX_LAYOUT_PLAIN};
   moe_round_tensor_item_(&one, 0, worker);
 }
 

@@ -103,6 +103,7 @@ typedef struct moe_rounded_ {
 typedef struct moe_rounded_panel_ {
   moe_panel_kind_ kind;
   char *to; /* its next row, or pair */
+  int odd;  /* k is, of the whole panel */
   int open;
   float rows[(1 + MOE_MX_GROUP_ + 1) * MOE_NR]; /* the group is from the second on */
 } moe_rounded_panel_;
@@ -112,10 +113,10 @@ MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *
                                 int last) {
   float *row = panel->rows + (1 + first - panel->open) * MOE_NR;
   const int pairs = panel->kind == MOE_PANEL_PAIRS;
-  const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n;
-  if (last) moe_panel_even_(n, (char *)row);
+  const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n, up = last && panel->odd;
+  if (up) memset(row + n * MOE_NR, 0, MOE_NR_BYTES_);
   if (pairs) kernels->gemm->pair_panel(panel->to, row, now);
-  else memcpy(panel->to, row, (size_t)((last ? moe_even_(n) : n) * MOE_NR_BYTES_));
+  else memcpy(panel->to, row, (size_t)((n + up) * MOE_NR_BYTES_));
   panel->to += now * MOE_NR_BYTES_ / (pairs ? 2 : 1);
   panel->open = n > now;
   if (panel->open) memcpy(panel->rows, row + now * MOE_NR, MOE_NR_BYTES_);
@@ -130,7 +131,7 @@ MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_
   moe_b_ inner;
   rounded->b(rounded->arg, b->expert, &inner);
   moe_rounded_panel_ panel;
-  panel.kind = kind, panel.to = to, panel.open = 0;
+  panel.kind = kind, panel.to = to, panel.odd = k % 2 != 0, panel.open = 0;
   for (int64_t at = from, end; at < from + k; at = end) {
     const int64_t segment = at / rounded->segment * rounded->segment;
     const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
