@@ -25,7 +25,7 @@ MOE_FN void moe_mxfp8_matrix_(const moe_mxfp8_ *m, moe_mx_matrix_ *matrix, const
   matrix->kernels = m->group.kernels;
   matrix->round = &m->round;
   matrix->layout = m->format.layout;
-  matrix->transposed = !x || !x->data;
+  matrix->transposed = other && (!x || !x->data);
   matrix->given = matrix->transposed ? other : x;
   matrix->first = first, matrix->F = F, matrix->stored = stored;
   matrix->K = matrix->segment = matrix->k_stored = K;

@@ -270,8 +270,7 @@ MOE_FN void moe_mlp_layout_gate_up_(moe_mlp_ *p, moe_arena_ *arena) {
 MOE_FN void moe_mlp_layout_output_(moe_mlp_ *p, moe_arena_ *arena) {
   const int64_t H = p->mlp.H, I = p->mlp.I;
   p->hidden.data = p->tensor[MOE_HIDDEN_].at;
-  moe_mxfp8_matrix_(&p->m, &p->m_rows, &p->hidden, &p->hidden, 0, p->rows, p->rows, I);
-  p->m_rows.transposed = 0; /* it may not have a place yet */
+  moe_mxfp8_matrix_(&p->m, &p->m_rows, &p->hidden, NULL, 0, p->rows, p->rows, I);
   moe_mxfp8_matrix_(&p->m, &p->down, &p->args.down_weight, NULL, 0, H, H, I);
   moe_mx_matrix_layout_(&p->m_rows, MOE_MX_ROWS_, arena);
   moe_mx_matrix_layout_(&p->down, MOE_MX_PANELS_, arena);
@@ -290,10 +289,9 @@ MOE_FN void moe_mlp_layout_phase2_(moe_mlp_ *p, moe_arena_ *arena) {
   const moe_mlp_bwd_mxfp8_args *args = &p->args;
   const int64_t H = p->mlp.H, I = p->mlp.I, both = 2 * I, stride = both * MOE_BF16_BYTES_, half = I * MOE_BF16_BYTES_;
   p->d_gate.data = p->tensor[MOE_D_GATE_].at, p->d_up.data = p->tensor[MOE_D_UP_].at;
-  moe_mxfp8_matrix_(&p->m, &p->dg, NULL, &p->d_gate, 0, p->rows, p->rows, I);
-  moe_mxfp8_matrix_(&p->m, &p->du, NULL, &p->d_up, 0, p->rows, p->rows, I);
+  moe_mxfp8_matrix_(&p->m, &p->dg, &p->d_gate, NULL, 0, p->rows, p->rows, I);
+  moe_mxfp8_matrix_(&p->m, &p->du, &p->d_up, NULL, 0, p->rows, p->rows, I);
   char *a = (char *)moe_take_(arena, moe_mul_(p->rows, stride));
-  p->dg.transposed = p->du.transposed = 0;
   p->dg.to = a, p->du.to = a ? a + half : NULL, p->dg.stride = p->du.stride = stride;
   if (!args->gate_weight_T.data && !args->up_weight_T.data) {
     moe_mxfp8_matrix_(&p->m, &p->both, NULL, &args->gate_up_weights, 0, H, H, both);
@@ -310,8 +308,8 @@ MOE_FN void moe_mlp_layout_phase2_(moe_mlp_ *p, moe_arena_ *arena) {
   p->gate_T.to = b, p->up_T.to = b ? b + half : NULL, p->gate_T.stride = p->up_T.stride = stride;
   moe_mx_matrix_layout_(&p->gate_T, MOE_MX_ROWS_, arena);
   moe_mx_matrix_layout_(&p->up_T, MOE_MX_ROWS_, arena);
-  moe_mxfp8_matrix_(&p->m, &p->both, NULL, &p->joined, 0, H, H, both);
-  p->both.transposed = 0, p->both.round = NULL;
+  moe_mxfp8_matrix_(&p->m, &p->both, &p->joined, NULL, 0, H, H, both);
+  p->both.round = NULL;
   moe_mx_matrix_layout_(&p->both, MOE_MX_PANELS_, arena);
 }
 
