@@ -219,6 +219,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 }
 
 #include "support/hash_options.h"
+#include "support/hash_mlp.h"
 
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
@@ -263,6 +264,7 @@ int main(int argc, char **argv) {
 #endif
   if (more) {
     for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_options(&set, (moe_dtype)dtype);
+    hash_mlp(&set);
     return 0;
   }
   hash_arrays(&set);
