@@ -279,12 +279,14 @@ MOE_FN void moe_mx_panels_of_matrix_(const moe_context *ctx, const moe_mx_matrix
   int64_t stride = (x->transposed ? x->F : x->K) * MOE_BF16_BYTES_;
   const char *from = x->room;
   moe_mx_pack_ pack;
+  memset(&pack, 0, sizeof pack);
   pack.x = x;
   if (moe_mx_packs_given_(x)) from = moe_mx_plain_of_(ctx, x, NULL, &stride);
   else if (x->transposed) moe_mx_columns_of_matrix_(ctx, x, x->room, stride);
   else moe_mx_rows_of_matrix_(ctx, x, x->room, stride);
-  moe_b_transposed_(&pack.b, from, stride, x->F, MOE_DTYPE_BF16, x->K);
-  pack.b.transposed = !x->transposed;
+  pack.b.base[0] = from, pack.b.stride = stride, pack.b.transposed = !x->transposed;
+  pack.b.parts = 1, pack.b.n = x->F, pack.b.k = x->K;
+  pack.b.dtype = MOE_DTYPE_BF16, pack.b.group = MOE_MX_GROUP_ * MOE_BF16_BYTES_;
   moe_run_items_(ctx, moe_ceil_div_(x->F, MOE_NR), moe_mx_pack_item_, &pack);
 }
 
