@@ -60,6 +60,7 @@
      moe/api/grouped.h    grouped GEMM and its gradients
      moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients
      moe/api/tune.h       blocking by measurement
+     moe/api/mlp.h        the dense MLP of MXFP8 operands, and its product
      moe/api/quantize.h   conversions, narrow elements, quantising and back, tensors as they are stored
      moe/api/layouts.h    how MX weights are stored
      moe/api/pack.h       weights packed once
@@ -153,6 +154,7 @@
 #include "moe/api/grouped.h"
 #include "moe/api/grouped_mlp.h"
 #include "moe/api/tune.h"
+#include "moe/api/mlp.h"
 #include "moe/api/quantize.h"
 #include "moe/api/layouts.h"
 #include "moe/api/pack.h"

@@ -14,7 +14,8 @@ enum {
   BENCH_GEMM = 8,
   BENCH_ROUTER = 16,
   BENCH_ARRAYS = 32,
-  BENCH_GROUPED = 64 /* BENCH_GEMM from weights as they are stored, and back */
+  BENCH_GROUPED = 64, /* BENCH_GEMM from weights as they are stored, and back */
+  BENCH_MLP = 128     /* with EXPERTS and GRADIENTS: expert 0 as a dense MLP of bf16 */
 };
 
 /* Weights in the layout of the kernels. */
@@ -175,6 +176,36 @@ static moe_grouped_gemm_args bench_grouped_arguments(const bench_layer *layer) {
                                       .dW = layer->dw,
                                       .workspace = layer->workspace,
                                       .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+/* Expert 0's numbers, in the MLP's order. */
+static moe_mlp_fwd_mxfp8_args bench_mlp_fwd_arguments(const bench_layer *layer) {
+  const moe_mlp_fwd_mxfp8_args args = {.mlp = {.S = layer->shape.T, .H = layer->shape.H, .I = layer->shape.I},
+                                       .hidden_states = {.data = layer->x},
+                                       .gate_up_weights = {.data = layer->wgu},
+                                       .down_weight = {.data = layer->wd},
+                                       .output = layer->y,
+                                       .workspace = layer->workspace,
+                                       .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+/* gate_pre and up are given, hidden is not. */
+static moe_mlp_bwd_mxfp8_args bench_mlp_bwd_arguments(const bench_layer *layer) {
+  const int64_t elements = layer->shape.T * layer->shape.I;
+  const moe_mlp_bwd_mxfp8_args args = {.mlp = {.S = layer->shape.T, .H = layer->shape.H, .I = layer->shape.I},
+                                       .output_grad = {.data = layer->dy},
+                                       .hidden_states = {.data = layer->x},
+                                       .gate_up_weights = {.data = layer->wgu},
+                                       .down_weight = {.data = layer->wd},
+                                       .gate_pre = layer->checkpoint,
+                                       .up = (const char *)layer->checkpoint + elements * layer->size,
+                                       .hidden_states_grad = layer->dx,
+                                       .gate_up_weight_grad = layer->dwgu,
+                                       .down_weight_grad = layer->dwd,
+                                       .workspace = layer->workspace,
+                                       .workspace_bytes = layer->workspace_bytes};
   return args;
 }
 

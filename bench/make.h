@@ -44,6 +44,14 @@ static void bench_alloc_workspace(moe_context *ctx, bench_layer *layer) {
   bench_expect(ctx, layer->dtype->fwd_workspace(ctx, &fwd, &layer->workspace_bytes));
   if (layer->parts & BENCH_GRADIENTS) bench_expect(ctx, layer->dtype->bwd_workspace(ctx, &bwd, &back));
   if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  if (layer->parts & BENCH_MLP) {
+    const moe_mlp_fwd_mxfp8_args mlp_fwd = bench_mlp_fwd_arguments(layer);
+    const moe_mlp_bwd_mxfp8_args mlp_bwd = bench_mlp_bwd_arguments(layer);
+    bench_expect(ctx, moe_mlp_fwd_mxfp8_workspace_size(ctx, &mlp_fwd, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+    bench_expect(ctx, moe_mlp_bwd_mxfp8_workspace_size(ctx, &mlp_bwd, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  }
   layer->workspace = bench_pages((int64_t)layer->workspace_bytes);
 }
 

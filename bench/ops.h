@@ -62,6 +62,34 @@ static double bench_dx_bytes(const bench_layer *layer) {
          2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
 }
 
+/* --------------------------------------------------------------------------------------------------- the MXFP8 MLP */
+
+static moe_status bench_run_mlp_fwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_mlp_fwd_mxfp8_args args = bench_mlp_fwd_arguments(layer);
+  if (layer->dtype->dtype == MOE_DTYPE_BF16) return moe_mlp_fwd_mxfp8(ctx, &args);
+  snprintf(ctx->message, sizeof ctx->message, "--dtype must be bf16 for an MLP");
+  return MOE_ERROR_UNSUPPORTED;
+}
+
+static moe_status bench_run_mlp_bwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_mlp_bwd_mxfp8_args args = bench_mlp_bwd_arguments(layer);
+  if (layer->dtype->dtype == MOE_DTYPE_BF16) return moe_mlp_bwd_mxfp8(ctx, &args);
+  return bench_run_mlp_fwd(ctx, layer);
+}
+
+/* Every token has the one expert. */
+static double bench_mlp_fwd_flops(const bench_layer *layer) {
+  return 6.0 * (double)layer->shape.T * (double)layer->shape.H * (double)layer->shape.I;
+}
+static double bench_mlp_fwd_bytes(const bench_layer *layer) {
+  return bench_expert_bytes(layer) + 2 * bench_row_bytes(layer);
+}
+static double bench_mlp_bwd_flops(const bench_layer *layer) { return 2 * bench_mlp_fwd_flops(layer); }
+static double bench_mlp_bwd_bytes(const bench_layer *layer) {
+  return 2 * bench_expert_bytes(layer) + 3 * bench_row_bytes(layer) +
+         2.0 * (double)layer->shape.T * (double)layer->shape.I * (double)layer->size;
+}
+
 /* ----------------------------------------------------------------------------------------- single products, packing */
 
 static moe_status bench_run_gemm(moe_context *ctx, const bench_layer *layer) {
@@ -179,6 +207,8 @@ static const bench_op bench_ops[] = {
     {"decode", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
     {"decode-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
+    {"mlp_fwd", bench_run_mlp_fwd, bench_mlp_fwd_flops, bench_mlp_fwd_bytes, BENCH_TRAINING | BENCH_MLP, 1},
+    {"mlp_bwd", bench_run_mlp_bwd, bench_mlp_bwd_flops, bench_mlp_bwd_bytes, BENCH_TRAINING | BENCH_MLP, 1},
     {"gemm", bench_run_gemm, bench_gemm_flops, bench_gemm_bytes, BENCH_GEMM, 1},
     {"grouped", bench_run_gemm, bench_gemm_flops, bench_grouped_bytes, BENCH_GROUPED, 1},
     {"grouped_dx", bench_run_gemm_dx, bench_gemm_flops, bench_grouped_dx_bytes, BENCH_GROUPED, 1},

@@ -135,6 +135,7 @@ MOE_QUICK_BEGIN
 #include "quant/mx_quantize.h"
 #include "quant/scaled_quantize.h"
 #include "quant/mx_round.h"
+#include "quant/mx_matrix.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
@@ -163,6 +164,8 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"
 #include "layer/tune.h"
+#include "layer/matmul.h"
+#include "layer/mlp.h"
 
 MOE_QUICK_END
 

@@ -224,6 +224,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 #include "support/hash_options.h"
 #include "support/hash_router.h"
 #include "support/hash_grouped.h"
+#include "support/hash_mlp.h"
 
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
@@ -268,6 +269,7 @@ int main(int argc, char **argv) {
 #endif
   if (more) {
     hash_formats(&set);
+    hash_mlp(&set);
     for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) {
       hash_options(&set, (moe_dtype)dtype);
       hash_router(&set, (moe_dtype)dtype);

@@ -288,8 +288,9 @@ MOE_FN char *moe_take_rounded_(moe_arena_ *arena, const moe_blockwise_ *call, co
 MOE_FN const char *moe_round_hidden_(const moe_context *ctx, const moe_blockwise_ *call, const moe_mx_round_ *round,
                                      const void *from, char *to, moe_mx_layout layout) {
   if (!round->enabled) return (const char *)from;
+  const int64_t H = call->layer.H, stride = H * call->size;
   moe_round_tensor_ rows = {
-      call->group.kernels, round, (const char *)from, to, call->dtype, call->layer.T, call->layer.H, 2, layout};
+      call->group.kernels, round, (const char *)from, to, stride, stride, call->dtype, call->layer.T, H, 2, layout};
   moe_run_items_(ctx, rows.rows, moe_round_tensor_item_, &rows);
   return to;
 }
@@ -314,9 +315,9 @@ MOE_FN void moe_round_rows_item_(void *arg, int64_t row, moe_worker_ *worker) {
   const int64_t bytes = call->layer.H * call->size;
   moe_mx_round_ round = call->round_activations;
   round.scale = call->layer.mx.gate_up_in_scale[plan->run_expert[plan->run[row]]];
-  moe_round_tensor_ one = {call->group.kernels,    &round,      rows->from + plan->token[row] * bytes,
-                           rows->to + row * bytes, call->dtype, 1,
-                           call->layer.H,          2,           MOE_MX_LAYOUT_PLAIN};
+  moe_round_tensor_ one = {
+      call->group.kernels, &round, rows->from + plan->token[row] * bytes, rows->to + row * bytes, bytes, bytes,
+      call->dtype,         1,      call->layer.H,                         2,                      MOE_MX_LAYOUT_PLAIN};
   moe_round_tensor_item_(&one, 0, worker);
 }
 

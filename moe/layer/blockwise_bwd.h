@@ -124,14 +124,13 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
 }
 
 /* The limits are rounded to the checkpoint's type, as the clamped pre-activations were. */
-MOE_FN void moe_backward_glu_(const moe_blockwise_ *call, moe_glu_ *glu) {
+MOE_FN void moe_round_limits_(const moe_kernels *kernels, moe_dtype dtype, moe_glu_ *glu) {
   float *limit[4] = {&glu->gate_upper, &glu->gate_lower, &glu->up_upper, &glu->up_lower};
-  *glu = call->glu;
   char stored[4];
   for (int i = 0; i < 4; i++) {
     if (!(glu->clamp >> i & 1u)) continue;
-    moe_store_row_(call->group.kernels->vec, call->checkpoint_dtype, stored, limit[i], 1);
-    moe_load_row_(call->group.kernels->vec, call->checkpoint_dtype, limit[i], stored, 1);
+    moe_store_row_(kernels->vec, dtype, stored, limit[i], 1);
+    moe_load_row_(kernels->vec, dtype, limit[i], stored, 1);
   }
 }
 
@@ -224,7 +223,8 @@ MOE_FN void moe_backward_down_(moe_context *ctx, moe_backward_ *backward, moe_do
   }
   memset(down_grad, 0, sizeof *down_grad);
   down_grad->call = call;
-  moe_backward_glu_(call, &down_grad->glu);
+  down_grad->glu = call->glu;
+  moe_round_limits_(call->group.kernels, call->checkpoint_dtype, &down_grad->glu);
   down_grad->output_grad = moe_round_hidden_(ctx, call, &call->round_gradients, backward->output_grad,
                                              backward->rounded_output_grad, MOE_MX_LAYOUT_PLAIN);
   down_grad->checkpoint = backward->recomputed ? backward->recomputed : args->gate_up_activations_T;

@@ -226,13 +226,16 @@ MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
 MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
   if (!moe_forward_rounds_m_(call)) return;
+  const int64_t I = call->layer.I, stride = I * call->inner_size;
   moe_round_tensor_ rows = {call->group.kernels,
                             &call->round_activations,
                             forward->m,
                             forward->m,
+                            stride,
+                            stride,
                             call->inner_dtype,
                             call->plan.rows,
-                            call->layer.I,
+                            I,
                             1,
                             call->layer.mx.activation_layout};
   moe_run_items_(ctx, rows.rows, moe_round_tensor_item_, &rows);

@@ -103,6 +103,9 @@ typedef struct moe_quant_table_ {
                             const moe_element_format_ *format);
   /* Rows of whole vectors, 64 apart, of which n columns exist, times these columns' factors, rounded to bf16. */
   void (*scale_to_bf16)(float *panel, const float *scale, int64_t rows, int64_t n);
+  /* Rounds the columns of k <= 32 rows of an f32 panel to MX, a group each, or returns 0 where one needs the general
+     path. */
+  int (*round_panel)(float *panel, int64_t k, const moe_numbers_ *numbers);
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);

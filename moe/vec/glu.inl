@@ -81,7 +81,8 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   for (int64_t i = 0; i < rows->n; i += MOE_W) {
     const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_NR + i;
     const MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale);
-    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
+    const MOE_V(f) a = rows->act ? MOE_V(loadn)(rows->act + at, left) : MOE_V(load)(f + i);
+    const MOE_V(f) slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
     MOE_V(f) m = a, du;
     if (glu->skip_gate) {
       du = MOE_V(mul)(dm, slope);

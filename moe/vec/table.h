@@ -21,6 +21,7 @@ typedef struct moe_glu_rows_ {
   const float *scale;               /* multiplies a row's m (backward: and its dm), or NULL */
   float *m;                         /* out: scale * m */
   const float *dm;                  /* backward in: gradient of m before scale */
+  const float *act;                 /* backward in: activations to take instead of gate's, or NULL */
   float *dgate, *dup;               /* backward out; may be gate and up */
   float *dot;                       /* backward out: each row's <dm, m>, both before scale */
 } moe_glu_rows_;
