@@ -65,7 +65,7 @@ static struct problem_options options_of(uint64_t seed, moe_dtype dtype) {
   o.affinity_dtype = MOE_DTYPE_F32;
   o.dropping = o.capacity = o.not_accumulating = o.device_output_shape = o.save_down = 0;
   uint64_t s = seed;
-  if (seed % 7 == 2) o.H = test_random_range(&s, 60, 200), o.I = test_random_range(&s, 60, 200), o.T = 60;
+  if (seed % 7 == 2) o.H = (int)test_random_range(&s, 60, 200), o.I = (int)test_random_range(&s, 60, 200), o.T = 60;
   if (seed % 5 == 1) {
     moe_mx_rounding *each[3] = {&o.mx.activations, &o.mx.weights, &o.mx.gradients};
     for (int i = 0; i < 3; i++) each[i]->enabled = test_random_chance(&s, 2), each[i]->cast = MOE_CAST_SATURATE;

@@ -473,16 +473,16 @@ static void exchange(uint64_t *rng) {
                                                 .local_m_sizes = local,
                                                 .local_gather_indices = order};
     assert_int_equal(moe_expert_parallel_receive(&ctx, &receive), MOE_OK);
-    int64_t rows = 0;
+    int64_t received = 0;
     for (int64_t s = 0; s < ranks; s++) {
       assert_int_equal(from[s], counts[s][r]);
-      assert_int_equal(place[s], rows * one);
+      assert_int_equal(place[s], received * one);
       int64_t skip = places[s][r] / one; /* which row of rank s is the first for this one */
       for (int64_t e = 0; e < E; e++)
         for (int64_t i = 0; i < T[s] * K; i++)
           if (ids[s][i] == e && rank_of(E, ranks, e) == r) {
-            expert[rows] = (int32_t)e, token[rows] = (int32_t)(i / K);
-            assert_int_equal(tokens[s][skip++], token[rows++]);
+            expert[received] = (int32_t)e, token[received] = (int32_t)(i / K);
+            assert_int_equal(tokens[s][skip++], token[received++]);
           }
     }
     int64_t at = 0;
@@ -493,7 +493,7 @@ static void exchange(uint64_t *rng) {
         assert_true(order[at] > last);
         last = order[at];
       }
-    assert_int_equal(at, rows);
+    assert_int_equal(at, received);
     for (; at < RANKS * 60; at++) assert_int_equal(order[at], -1);
   }
 }
@@ -517,18 +517,18 @@ static void send_once(uint64_t *rng) {
                                         .send_displacements = metadata + ranks,
                                         .send_tokens = tokens};
   assert_int_equal(moe_expert_parallel_send(&ctx, &send), MOE_OK);
-  int64_t rows = 0;
+  int64_t sent = 0;
   for (int64_t d = 0; d < ranks; d++) {
-    const int64_t first = rows;
+    const int64_t first = sent;
     for (int64_t t = 0; t < a.T; t++) {
       int goes = 0;
       for (int64_t k = 0; k < K; k++) goes |= ids[t * K + k] >= 0 && rank_of(E, ranks, ids[t * K + k]) == d;
-      if (goes) assert_int_equal(tokens[rows++], t);
+      if (goes) assert_int_equal(tokens[sent++], t);
     }
-    assert_int_equal(metadata[d], (rows - first) * 5);
+    assert_int_equal(metadata[d], (sent - first) * 5);
     assert_int_equal(metadata[ranks + d], first * 5);
   }
-  for (; rows < a.T * K; rows++) assert_int_equal(tokens[rows], -1);
+  for (; sent < a.T * K; sent++) assert_int_equal(tokens[sent], -1);
 }
 
 static void test_ranks(void **state) {

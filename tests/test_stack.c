@@ -2,6 +2,7 @@
    parallel_for, in the shapes, types, storages and options that reach all algorithms, on every instruction set. */
 #include "support/extras.h"
 #include "support/painted_calls.h"
+#include "support/painted_faces.h"
 #include "support/quantized_layer.h"
 #include "support/stored.h"
 
@@ -381,6 +382,37 @@ static void test_grouped(void **state) {
   test_use_best_isa();
 }
 
+/* Whatever number is measured. The clock stands still: nothing is faster than the default. */
+static double no_time(void *user) { return (void)user, 0; }
+
+static void test_tune(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  enum { T = 40, N = 200, K = 300 };
+  static char text[2000];
+  int32_t sizes[2] = {T, 0};
+  void *memory[] = {take(T * K * 4), take(2 * N * K * 4), take(T * N * 4)};
+  for (int op = 0; op < MOE_TUNE_OP_COUNT_; op++) {
+    moe_grouped_gemm_args a = {.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes};
+    a.X = a.dX = memory[0], a.W = a.dW = memory[1], a.dY = a.Y = memory[2];
+    if (op == 0) a.dX = a.dW = NULL, a.dY = NULL;
+    if (op == 1) a.Y = a.dW = NULL, a.X = NULL;
+    if (op == 2) a.Y = a.dX = NULL, a.W = NULL;
+    use(grouped[op].size[dtype], &a, &a.workspace_bytes);
+    a.workspace = take(a.workspace_bytes);
+    moe_tune_entry entries[2];
+    moe_tune_table table = {entries, 0, 2};
+    const moe_tune_grouped_gemm_args tune = {
+        .gemm = &a, .op = (moe_tune_op)op, .dtype = dtype, .table = &table, .clock = no_time, .repeats = 1};
+    use(FN_moe_tune_grouped_gemm, &tune, NULL);
+    size_t length;
+    int64_t skipped;
+    use(FN_moe_tune_save, &(struct array){.to = text, .from = &table, .n = sizeof text}, &length);
+    use(FN_moe_tune_load, &(struct array){.to = &table, .from = text, .n = (int64_t)length}, &skipped);
+    free(a.workspace);
+  }
+  for (int i = 0; i < 3; i++) free(memory[i]);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- arrays */
 
 enum { NUMBERS = 70001 };
@@ -557,6 +589,7 @@ int main(void) {
       cmocka_unit_test(test_measure),   EACH_DTYPE(test_plain),           EACH_DTYPE(test_options),
       EACH_DTYPE(test_mx_weights),      EACH_DTYPE(test_scaled_weights),  EACH_DTYPE(test_rounded),
       EACH_DTYPE(test_face),
+      EACH_DTYPE(test_tune),            cmocka_unit_test(test_routings),    cmocka_unit_test(test_mxfp8_mlp),
       EACH_DTYPE(test_grouped),         cmocka_unit_test(test_conversions), cmocka_unit_test(test_quantize),
       cmocka_unit_test(test_layouts),   cmocka_unit_test(test_losses),    cmocka_unit_test(test_others),
       cmocka_unit_test(test_limit)};

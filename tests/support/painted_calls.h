@@ -42,6 +42,12 @@ struct face { /* arguments of moe_layer_* */
   r->status = function(r->ctx, &face->layer, face->saved, (size_t *)r->out)
 #define INVOKE_OTHER(function, type) OTHER_##function
 #define OTHER_moe_expert_parallel_first r->other = (uint64_t)moe_expert_parallel_first(8, 3, 1)
+#define OTHER_moe_program_sharding_info \
+  r->status = moe_program_sharding_info(r->ctx, 3, 1, 100, (int64_t *)r->out, (int64_t *)r->out + 1)
+#define OTHER_moe_tune_save \
+  r->status = moe_tune_save(r->ctx, (const moe_tune_table *)a->from, (char *)a->to, (size_t)a->n, (size_t *)r->out)
+#define OTHER_moe_tune_load \
+  r->status = moe_tune_load(r->ctx, (moe_tune_table *)a->to, (const char *)a->from, (size_t)a->n, (int64_t *)r->out)
 #define OTHER_moe_mx_layout_size r->status = moe_mx_layout_size(r->ctx, r->args, r->out)
 #define OTHER_moe_nki_x4_permutation \
   r->status = moe_nki_x4_permutation(r->ctx, (moe_mx_layout)a->option, 2, a->n, (int64_t *)a->to)

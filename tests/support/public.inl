@@ -32,6 +32,8 @@
   PUBLIC(moe_##name##_to_f32, WIDEN, uint8_t)
 
 MOE_DTYPE_LIST(PUBLIC_TYPED_)
+MOE_MXFP8_LIST(PUBLIC_SIZED_)
+PUBLIC(moe_program_sharding_info, OTHER, void)
 MOE_ELEMENT_LIST(PUBLIC_ELEMENT_)
 PUBLIC(moe_e8m0_from_f32, NARROW, uint8_t)
 PUBLIC(moe_e8m0_to_f32, WIDEN, uint8_t)
