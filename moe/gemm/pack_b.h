@@ -17,7 +17,7 @@ MOE_FN void moe_pack_copied_columns_(const moe_kernels *kernels, moe_panel_kind_
   const int paired = kind == MOE_PANEL_PAIRS || kernels->gemm->transpose_u16[dtype];
   const int64_t words = paired ? (k + 1) / 2 : moe_even_(k), pitch = MOE_COPY_WORDS_ * 4;
   const int64_t size = moe_dtype_bytes_(dtype), width = MOE_NR / columns->parts;
-  float rows[MOE_NR * MOE_COPY_WORDS_] = {0}, transposed[MOE_COPY_WORDS_ * MOE_NR];
+  float rows[MOE_NR * MOE_COPY_WORDS_] = {0};
   for (int64_t part = 0; part < columns->parts; part++) {
     const moe_rows_ own = {columns->base[part] + from * size, columns->stride, NULL};
     float *to = rows + part * width * MOE_COPY_WORDS_;
@@ -30,8 +30,12 @@ MOE_FN void moe_pack_copied_columns_(const moe_kernels *kernels, moe_panel_kind_
   } else if (words == MOE_COPY_WORDS_) {
     kernels->vec->transpose_words(panel, MOE_NR_BYTES_, rows, pitch, MOE_NR, words);
   } else {
-    kernels->vec->transpose_words(transposed, MOE_NR_BYTES_, rows, pitch, MOE_NR, words);
-    memcpy(panel, transposed, (size_t)(words * MOE_NR_BYTES_));
+    float square[MOE_COPY_WORDS_ * MOE_COPY_WORDS_]; /* whole vectors are written */
+    for (int64_t at = 0; at < MOE_NR; at += MOE_COPY_WORDS_) {
+      kernels->vec->transpose_words(square, pitch, rows + at * MOE_COPY_WORDS_, pitch, MOE_COPY_WORDS_, words);
+      for (int64_t i = 0; i < words; i++)
+        memcpy(panel + i * MOE_NR_BYTES_ + 4 * at, square + i * MOE_COPY_WORDS_, (size_t)pitch);
+    }
   }
 }
 

@@ -311,18 +311,10 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
   stage->accumulate = args->accumulate;
 }
 
-MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
-  moe_backward_ *backward = (moe_backward_ *)state;
+/* What follows the gated unit's gradients. */
+MOE_FN void moe_backward_finish_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
-  call->group.first = call->plan.first;
-  call->group.in_shares = moe_in_shares_(ctx);
-  backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
-  backward->output_grad = moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
-                                             backward->args->output_hidden_states_grad, backward->decoded_output_grad);
-  moe_down_grad_ down_grad;
-  moe_backward_down_(ctx, backward, &down_grad);
   moe_combine_ hidden;
   moe_backward_hidden_(backward, &hidden);
   if (backward->no_rows) memset(backward->no_rows, 0, (size_t)(l->E + 1) * 8);
@@ -331,7 +323,7 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_weight_grad_ gate, up, down;
   moe_backward_gate_up_weight_(backward, 0, &gate);
   moe_backward_gate_up_weight_(backward, 1, &up);
-  moe_backward_down_weight_(backward, &down_grad, &down);
+  moe_backward_down_weight_(backward, down_grad, &down);
   moe_small_grads_ grads;
   moe_backward_small_(backward, &grads);
   /* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
@@ -351,6 +343,21 @@ MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   };
   moe_run_(ctx, work, pre ? 5 : 6);
   if (pre) moe_run_(ctx, &affinity, 1);
+}
+
+MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
+  moe_backward_ *backward = (moe_backward_ *)state;
+  moe_blockwise_ *call = &backward->call;
+  const moe_blockwise_layer *l = &call->layer;
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
+  call->group.first = call->plan.first;
+  call->group.in_shares = moe_in_shares_(ctx);
+  backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
+  backward->output_grad = moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
+                                             backward->args->output_hidden_states_grad, backward->decoded_output_grad);
+  moe_down_grad_ down_grad;
+  moe_backward_down_(ctx, backward, &down_grad);
+  moe_backward_finish_(ctx, backward, &down_grad);
   return MOE_OK;
 }
 

@@ -418,25 +418,22 @@ MOE_FN void moe_mlp_unit_rows_(const moe_mlp_ *p, int64_t row, int64_t rows, int
   const moe_mlp_tensor_ *act = &p->tensor[MOE_GATE_ACT_], *hidden = &p->tensor[MOE_HIDDEN_];
   const moe_rows_ gate = {p->tensor[act->given ? MOE_GATE_ACT_ : MOE_GATE_PRE_].at + at, stride, NULL};
   const moe_rows_ up = {p->tensor[MOE_UP_].at + at, stride, NULL};
-  float x[MOE_STORE_ROWS_AT_ONCE * MOE_NR] = {0}, f[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
-  char rounded[MOE_STORE_ROWS_AT_ONCE * MOE_NR * MOE_BF16_BYTES_];
+  float f[MOE_STORE_ROWS_AT_ONCE * MOE_NR] = {0}, u[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
   moe_glu_ glu = p->limits;
   moe_glu_rows_ unit = {0};
-  vec->load_rows[MOE_DTYPE_BF16](x, MOE_NR, &gate, rows, n);
+  vec->load_rows[MOE_DTYPE_BF16](f, MOE_NR, &gate, rows, n);
   if (!act->given) {
-    vec->activate(&p->limits, x, f, NULL, rows * MOE_NR);
+    vec->activate(&p->limits, f, f, NULL, rows * MOE_NR);
     if (act->at && act->make) vec->store_rows[MOE_DTYPE_BF16](act->at + at, stride, NULL, f, rows, n);
     if (!p->mlp.unrounded_gate_act) {
-      moe_store_row_(vec, MOE_DTYPE_BF16, rounded, f, rows * MOE_NR);
-      moe_load_row_(vec, MOE_DTYPE_BF16, f, rounded, rows * MOE_NR);
+      moe_store_row_(vec, MOE_DTYPE_BF16, u, f, rows * MOE_NR);
+      moe_load_row_(vec, MOE_DTYPE_BF16, f, u, rows * MOE_NR);
     }
   }
   if (!hidden->make) return;
   glu.activation = MOE_ACT_IDENTITY, glu.clamp = 0;
   unit.rows = rows, unit.n = n;
-  unit.gate = act->given ? x : f, unit.m = unit.gate;
-  float u[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
-  unit.up = u;
+  unit.gate = unit.m = f, unit.up = u;
   vec->load_rows[MOE_DTYPE_BF16](u, MOE_NR, &up, rows, n);
   vec->glu_forward(&glu, &unit);
   vec->store_rows[MOE_DTYPE_BF16](hidden->at + at, stride, NULL, unit.m, rows, n);

@@ -60,12 +60,14 @@ MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, i
 /* Rounds the columns of a panel of k <= 32 rows, a group each. The panel has room for an even k. */
 MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
                                 int64_t k) {
-  float columns[MOE_NR * MOE_MX_GROUP_];
+  enum { SOME = 16 }; /* columns at a time: the stack is small */
+  float columns[SOME * MOE_MX_GROUP_];
   const int64_t pitch = MOE_MX_GROUP_ * sizeof *columns;
-  if (r->scale > 0 || !kernels->quant->round_panel(panel, k, &r->numbers)) {
-    kernels->vec->transpose_words(columns, pitch, panel, MOE_NR_BYTES_, k, MOE_NR);
-    for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_MX_GROUP_, k);
-    kernels->vec->transpose_words(panel, MOE_NR_BYTES_, columns, pitch, MOE_NR, k);
+  const int by_group = r->scale > 0 || !kernels->quant->round_panel(panel, k, &r->numbers);
+  for (int64_t at = 0; at < MOE_NR && by_group; at += SOME) {
+    kernels->vec->transpose_words(columns, pitch, panel + at, MOE_NR_BYTES_, k, SOME);
+    for (int64_t j = 0; j < SOME; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_MX_GROUP_, k);
+    kernels->vec->transpose_words(panel + at, MOE_NR_BYTES_, columns, pitch, SOME, k);
   }
   moe_panel_even_(k, (char *)panel);
   moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);

@@ -108,7 +108,7 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   return MOE_V(sum16)(chains);
 }
 
-enum { MOE_K(glu_rows) = 8 }; /* rows whose activations are computed at a time */
+enum { MOE_K(glu_rows) = 4 }; /* rows whose activations are computed at a time */
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   float f[MOE_K(glu_rows) * MOE_NR], df[MOE_K(glu_rows) * MOE_NR];
   const float *x = glu->skip_gate ? rows->up : rows->gate;
