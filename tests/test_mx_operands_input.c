@@ -44,7 +44,8 @@ static void test_bad_operands(void **state) {
   REFUSED_EACH(element, (moe_element)-1);
   REFUSED_EACH(scale_rule, (moe_scale_rule)RULES);
   REFUSED_EACH(scale_rule, (moe_scale_rule)-1);
-  REFUSED_EACH(cast, 4);
+  REFUSED_EACH(cast, 8);
+  REFUSED_EACH(cast, MOE_CAST_HALF_AWAY | MOE_CAST_HALF_TO_ZERO);
   REFUSED_EACH(cast, 0x80000000u);
   REFUSED(weight_grads, 2, "mx.weight_grads");
   REFUSED(weight_grads, -1, "mx.weight_grads");

@@ -6,7 +6,7 @@
 #include "support/problem.h"
 #include "support/test.h"
 
-enum { CONFIGURATIONS = 80 };
+enum { CONFIGURATIONS = 56 };
 
 struct weights {
   struct ordered gate_up, down, gate_up_grad, down_grad;
