@@ -167,7 +167,7 @@ static void test_choices(void **state) {
       for (uint64_t n = 0; n < 2; n++) {
         product p;
         product_open(&p, n + (uint64_t)op, dtype, op, n ? 7 : isa ? 100 : 13);
-        const int64_t choices = check_choices(&p, isa == (int)best ? 2 : 9);
+        const int64_t choices = check_choices(&p, isa == (int)best ? 3 : 9);
         assert_true(choices >= (op == 2 ? 1 : 4) && choices < 25);
         product_close(&p);
       }
