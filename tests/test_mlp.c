@@ -509,7 +509,7 @@ static void test_errors(void **state) {
   REFUSED(args.mlp.config.skip_gate = 1, INVALID_OPTION, "config.skip_gate must be 0 in an MLP");
   REFUSED(args.mlp.config.affinity_mode = MOE_AFFINITY_ON_I, INVALID_OPTION,
           "config.affinity_mode must be 0: an MLP has no affinities");
-  REFUSED(args.mlp.config.clamp = 16, INVALID_OPTION, "config.clamp has bits that are no MOE_CLAMP_* flag");
+  REFUSED(args.mlp.config.clamp = 32, INVALID_OPTION, "config.clamp has bits that are no MOE_CLAMP_* flag");
   REFUSED(args.mlp.unrounded_gate_act = 2, INVALID_OPTION, "unrounded_gate_act must be 0 or 1");
   REFUSED(args.mlp.hints.spill_reload = -1, INVALID_OPTION, "hints.spill_reload must be 0 or 1");
   REFUSED(args.mlp.hints.use_scale_packing = 2, INVALID_OPTION, "hints.use_scale_packing must be 0 or 1");
