@@ -65,7 +65,7 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #include "simd/quant_avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_MATH MOE_INLINE_LARGE
+#define MOE_MATH MOE_FN
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -79,7 +79,7 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/quant_avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_MATH MOE_INLINE_LARGE
+#define MOE_MATH MOE_FN
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -121,11 +121,7 @@ MOE_QUICK_BEGIN
 #include "router/linear.h"
 #include "router/topk.h"
 #include "router/topk_bwd.h"
-#include "router/blocks.h"
-#include "router/routing.h"
-#include "router/expert_parallel.h"
 #include "router/loss.h"
-
 #include "quant/convert_dtypes.h"
 #include "quant/convert_elements.h"
 #include "quant/mx_layout_map.h"
@@ -133,13 +129,16 @@ MOE_QUICK_BEGIN
 #include "quant/nki_vector.h"
 #include "quant/mx_group.h"
 #include "quant/mx_quantize.h"
-#include "quant/scaled_quantize.h"
-#include "quant/mx_round.h"
-#include "quant/mx_matrix.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
 
+#include "router/blocks.h"
+#include "router/routing.h"
+#include "router/expert_parallel.h"
+#include "quant/scaled_quantize.h"
+#include "quant/mx_round.h"
+#include "quant/mx_matrix.h"
 #include "quant/quantized_weight.h"
 #include "quant/quantized_activation.h"
 #include "quant/weight_tile.h"
