@@ -10,7 +10,7 @@ MOE_FN int MOE_K(round_panel)(float *panel, int64_t k, const moe_numbers_ *q) {
   const MOE_V(i) up = MOE_V(set1i)((uint32_t)q->format.shift << 23);
   const uint32_t top = (q->format.max << q->format.shift) + q->format.rebias; /* bits of the largest element */
   MOE_V(i) amax[MOE_K(round_panel_vectors)], others = zero;
-  if (q->away || q->most != q->format.max) return 0;
+  if (q->general || q->away || q->most != q->format.max) return 0;
   for (int j = 0; j < MOE_K(round_panel_vectors); j++) {
     MOE_V(i) m = zero;
     for (int64_t i = 0; i < k; i++)
