@@ -23,8 +23,8 @@ MOE_QUICK_CALLS_BEGIN
 #include "base/cpu.h"
 #include "base/check.h"
 #include "base/workspace.h"
-MOE_QUICK_END
 #include "base/workers.h"
+MOE_QUICK_END
 
 #include "simd/names.h"
 #include "vec/rows.h"
@@ -126,16 +126,17 @@ MOE_QUICK_BEGIN
 #include "quant/convert_elements.h"
 #include "quant/mx_layout_map.h"
 #include "quant/mx_layout_convert.h"
-#include "quant/nki_vector.h"
 #include "quant/mx_group.h"
 #include "quant/mx_quantize.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
 
+#include "router/loss_op.h"
 #include "router/blocks.h"
 #include "router/routing.h"
 #include "router/expert_parallel.h"
+#include "quant/nki_vector.h"
 #include "quant/scaled_quantize.h"
 #include "quant/mx_round.h"
 #include "quant/mx_matrix.h"

@@ -54,7 +54,7 @@ MOE_INLINE MOE_K(act) MOE_K(relu)(MOE_V(f) x, int squared) {
   return r;
 }
 
-MOE_INLINE_LARGE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(f) x) {
+MOE_FN MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(f) x) {
   MOE_V(f) a = MOE_V(set1)(alpha);
   MOE_K(act) r;
   switch (kind) {
@@ -75,7 +75,7 @@ MOE_INLINE_LARGE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, 
 
 /* The activation of rows of at most 64 x, with stride 64. f and df are written in whole vectors, as if zeros followed
    x. f is multiplied by up + offset, unless up is NULL. df may be NULL. */
-MOE_INLINE_LARGE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
+MOE_FN void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
                                              int64_t rows, int64_t n, float *f, float *df) {
   const MOE_V(f) offset = MOE_V(set1)(glu->up_offset);
   for (int64_t i = 0; i < n; i += MOE_W) {
