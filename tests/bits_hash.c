@@ -8,6 +8,9 @@
    --threads N with N > 1 hands the work out in a random order, to real threads where it is compiled with
    BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA;
    --probe only asks that. */
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* mmap, with -std=c11 */
+#endif
 #ifndef BITS_HASH_THREADS
 #define MOE_TEST_NO_THREADS
 #endif

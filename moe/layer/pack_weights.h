@@ -57,7 +57,7 @@ MOE_FN void moe_packed_init_(moe_packed_ *p, moe_pack_layout layout, int backwar
   p->k = grouped ? columns : rows;
   p->n = grouped ? rows : columns;
   p->plain = grouped ? (moe_strides_){moe_mul_(rows, columns), 0, 1, columns, NULL, 0}
-                     : (moe_strides_){moe_mul3_(rows, parts, columns), columns, parts * columns, 1, NULL, 0};
+                     : (moe_strides_){moe_mul3_(rows, parts, columns), columns, moe_mul_(parts, columns), 1, NULL, 0};
   p->width = layout == MOE_PACK_GATE_UP ? MOE_NR / 2 : MOE_NR;
   p->backward = backward;
   p->depth = backward ? p->n : p->k;
