@@ -38,9 +38,9 @@ MOE_FN int moe_pack_parts_(moe_pack_layout layout) {
 MOE_FN void moe_packed_order_(moe_packed_ *p, moe_weight_order order, const moe_weight_orders *orders, const void *up) {
   const int64_t K = p->k, n = p->n, parts = moe_pack_parts_(p->layout),
                 joined = parts == 2 && !orders->up_apart ? 2 : 1;
-  p->plain = (moe_strides_){moe_mul3_(joined, K, n), joined > 1 ? n : 0, joined * n, 1, NULL, orders->per_expert};
+  p->plain = (moe_strides_){moe_mul3_(joined, K, n), joined > 1 ? n : 0, moe_mul_(joined, n), 1, NULL, orders->per_expert};
   if (order != MOE_ORDER_IN_OUT) p->plain.part = joined > 1 ? moe_mul_(n, K) : 0, p->plain.k = 1, p->plain.column = K;
-  if (order == MOE_ORDER_INTERLEAVED) p->plain.part = K, p->plain.column = 2 * K;
+  if (order == MOE_ORDER_INTERLEAVED) p->plain.part = K, p->plain.column = moe_mul_(2, K);
   if (orders->up_apart && p->layout == MOE_PACK_GATE_UP) p->plain.up = up;
 }
 
