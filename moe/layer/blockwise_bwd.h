@@ -127,12 +127,8 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
 MOE_FN void moe_backward_glu_(const moe_blockwise_ *call, moe_glu_ *glu) {
   float *limit[4] = {&glu->gate_upper, &glu->gate_lower, &glu->up_upper, &glu->up_lower};
   *glu = call->glu;
-  char stored[4];
-  for (int i = 0; i < 4; i++) {
-    if (!(glu->clamp >> i & 1u)) continue;
-    moe_store_row_(call->group.kernels->vec, call->checkpoint_dtype, stored, limit[i], 1);
-    moe_load_row_(call->group.kernels->vec, call->checkpoint_dtype, limit[i], stored, 1);
-  }
+  for (int i = 0; i < 4; i++)
+    if (glu->clamp >> i & 1u) *limit[i] = moe_checkpoint_limit_(call, *limit[i], 0);
 }
 
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
