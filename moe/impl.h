@@ -127,14 +127,14 @@ MOE_QUICK_BEGIN
 #include "quant/mx_quantize.h"
 #include "quant/scaled_quantize.h"
 #include "quant/mx_round.h"
-
-MOE_QUICK_END
-MOE_QUICK_CALLS_BEGIN
-
 #include "quant/quantized_weight.h"
 #include "quant/quantized_activation.h"
 #include "quant/weight_tile.h"
 #include "quant/weight_b.h"
+
+MOE_QUICK_END
+MOE_QUICK_CALLS_BEGIN
+
 #include "layer/activation.h"
 #include "layer/group.h"
 #include "layer/pack_weights.h"
