@@ -128,14 +128,6 @@ MOE_QUICK_BEGIN
 #include "quant/mx_layout_convert.h"
 #include "quant/mx_group.h"
 #include "quant/mx_quantize.h"
-
-MOE_QUICK_END
-MOE_QUICK_CALLS_BEGIN
-
-#include "router/loss_op.h"
-#include "router/blocks.h"
-#include "router/routing.h"
-#include "router/expert_parallel.h"
 #include "quant/nki_vector.h"
 #include "quant/scaled_quantize.h"
 #include "quant/mx_round.h"
@@ -144,6 +136,14 @@ MOE_QUICK_CALLS_BEGIN
 #include "quant/quantized_activation.h"
 #include "quant/weight_tile.h"
 #include "quant/weight_b.h"
+
+MOE_QUICK_END
+MOE_QUICK_CALLS_BEGIN
+
+#include "router/loss_op.h"
+#include "router/blocks.h"
+#include "router/routing.h"
+#include "router/expert_parallel.h"
 #include "layer/activation.h"
 #include "layer/group.h"
 #include "layer/tuned.h"
