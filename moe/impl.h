@@ -165,6 +165,7 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/grouped_gemm.h"
 #include "layer/tune.h"
 #include "layer/matmul.h"
+#include "layer/mlp_check.h"
 #include "layer/mlp.h"
 
 MOE_QUICK_END
