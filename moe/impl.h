@@ -49,7 +49,6 @@ MOE_QUICK_BEGIN
 #include "simd/quant_scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
-#define MOE_MATH MOE_FN
 #define MOE_VECTORS 0
 #include "kernels.inl"
 #include "kernels_wide.inl"
@@ -65,7 +64,6 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #include "simd/quant_avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_MATH MOE_FN
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -79,7 +77,6 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/quant_avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_MATH MOE_FN
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN

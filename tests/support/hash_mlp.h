@@ -81,7 +81,7 @@ static void hash_mlp(struct settings *set) {
   uint64_t seed = 3;
   for (int i = 0; i < 5; i++) hash_mlp_fill(hash_mlp_in[i], &seed, HASH_MLP_ELEMENTS);
   for (int i = 0; i < 6; i++) {
-    moe_mlp_mxfp8 mlp = {.S = i % 2 ? 160 : 131, .H = i % 2 ? 96 : 77, .I = i % 2 ? 128 : 115};
+    moe_mlp_mxfp8 mlp = {.S = i % 2 ? 96 : 67, .H = i % 2 ? 96 : 77, .I = i % 2 ? 128 : 115};
     mlp.format = (moe_mxfp8_format){element[i / 2], i / 2 == 1, MOE_SCALE_ROUND_UP, layout[i % 2]};
     mlp.config = (moe_layer_config){.activation = (moe_activation)i, .clamp = (uint32_t)(i % 2 * 15)};
     mlp.config.gate_clamp_upper_limit = mlp.config.up_clamp_upper_limit = 3.0f;

@@ -65,7 +65,7 @@ static void hash_moe_layer(struct settings *set, moe_dtype dtype) {
   static const int written[] = {PT_OUTPUT, PT_HIDDEN_GRAD, PT_WEIGHTS_GRAD, PT_GATE_UP_WEIGHT_GRAD,
                                 PT_DOWN_WEIGHT_GRAD};
   uint64_t seed = 31, hash = 0;
-  for (int i = 0; i < 40; i++) {
+  for (int i = 0; i < 16; i++) {
     struct problem_options o = problem_options_random(9000 + (uint64_t)i, dtype);
     struct problem p;
     if (i % 4 == 0) o.H = 150, o.I = 101, o.T = 70;
