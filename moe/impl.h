@@ -130,14 +130,21 @@ MOE_QUICK_BEGIN
 #include "quant/mx_round.h"
 #include "quant/mx_matrix.h"
 #include "quant/quantized_weight.h"
-#include "quant/quantized_activation.h"
 #include "quant/weight_tile.h"
-#include "quant/weight_b.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
 
+#include "router/check.h"
+#include "router/topk_op.h"
 #include "router/loss_op.h"
+#include "quant/rules.h"
+#include "quant/convert_op.h"
+#include "quant/mx_layout_op.h"
+#include "quant/quantize_op.h"
+#include "quant/mx_matrix_op.h"
+#include "quant/quantized_op.h"
+#include "quant/weight_b.h"
 #include "router/blocks.h"
 #include "router/routing.h"
 #include "router/expert_parallel.h"

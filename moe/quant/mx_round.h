@@ -9,25 +9,6 @@ typedef struct moe_mx_round_ {
   float scale; /* of all elements; 0: E8M0 scales of groups, by the rule */
 } moe_mx_round_;
 
-MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
-  MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
-  if (!rounding->enabled) return MOE_OK;
-  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, name, rounding->cast));
-  return MOE_OK;
-}
-
-MOE_FN void moe_mx_round_init_(moe_mx_round_ *r, const moe_mx_rounding *rounding) {
-  memset(r, 0, sizeof *r);
-  if (!rounding->enabled) return;
-  r->enabled = 1;
-  const moe_element_format_ format = moe_element_format_of_(rounding->element);
-  r->cast = moe_cast_scaled_(rounding->element, rounding->cast);
-  r->numbers = moe_numbers_of_(&format, &r->cast);
-  r->numbers.rule = moe_mx_scale_rule_(rounding->scale_rule, &format);
-}
-
 /* One group of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
@@ -88,7 +69,7 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
   }
 }
 
-/* ------------------------------------------------------------------------------------------------------- operand B */
+/* -------------------------------------------------------------------------------------------------------- operand B */
 
 /* Another B, whose columns are rounded. */
 typedef struct moe_rounded_ {

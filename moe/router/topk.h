@@ -37,18 +37,7 @@ MOE_FN void moe_router_scratch_layout_(const moe_router_ *router, moe_arena_ *ar
   scratch->groups = (uint64_t *)moe_take_(arena, (int64_t)args->config.topk_groups * 8);
 }
 
-MOE_FN void moe_router_layout_(void *state, moe_arena_ *arena, int64_t workers) {
-  moe_router_ *router = (moe_router_ *)state;
-  moe_router_scratch_ scratch;
-  moe_arena_ one = {NULL, 0};
-  router->weight.panels = NULL;
-  if (router->product) router->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&router->weight));
-  moe_router_scratch_layout_(router, &one, &scratch);
-  router->scratch_bytes = one.used;
-  router->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_items_(router->args->T)), one.used));
-}
-
-/* ------------------------------------------------------------------------------------------------------- one token */
+/* -------------------------------------------------------------------------------------------------------- one token */
 
 /* The values that experts are selected by. Writes to scratch->scores what moe_router_scores_ needs of all experts.
    *sum: their sum if they are softmax terms, not yet divided by it. */
@@ -135,60 +124,5 @@ MOE_FN void moe_router_item_(void *arg, int64_t item, moe_worker_ *worker) {
   }
   for (int64_t t = first; t < first + rows; t++) moe_router_token_(router, &scratch, t);
 }
-
-/* -------------------------------------------------------------------------------------------------------- operation */
-
-MOE_FN moe_status moe_router_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
-  moe_router_ *router = (moe_router_ *)state;
-  const moe_router_topk_args *args = router->args = (const moe_router_topk_args *)call->args;
-  router->product = args->hidden_states || (call->query && args->H > 0); /* a query has H only */
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
-  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
-  MOE_TRY(moe_check_enum_(ctx, "router_weight_dtype", (int)args->router_weight_dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_flag_(ctx, "indices_given", args->indices_given));
-  if (router->product) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
-  router->kernels = moe_kernels_();
-  router->dtype = call->dtype;
-  const moe_dtype weight_dtype = moe_or_(args->router_weight_dtype, call->dtype);
-  router->weight =
-      (moe_router_weight_){router->kernels, (const char *)args->router_weight, weight_dtype, args->H, args->E, 0, NULL};
-  const int product = router->product;
-  const int64_t size = moe_dtype_bytes_(router->dtype), weight_size = moe_dtype_bytes_(weight_dtype), T = args->T,
-                E = args->E, H = product ? args->H : 1;
-  const int64_t picked = moe_mul3_(T, args->K, 4);
-  const void *weight = product ? args->router_weight : NULL, *bias = product ? args->router_bias : NULL;
-  const moe_tensor_ own[] = {
-      {"hidden_states", args->hidden_states, moe_mul3_(T, H, size), size, MOE_INPUT_OPTIONAL},
-      {"router_weight", weight, moe_mul3_(H, E, weight_size), weight_size, product ? MOE_INPUT : MOE_INPUT_OPTIONAL},
-      {"router_bias", bias, moe_mul_(E, weight_size), weight_size, MOE_INPUT_OPTIONAL},
-      {"selection_bias", args->selection_bias, moe_mul_(E, 4), 4, MOE_INPUT_OPTIONAL},
-      {"token_mask", args->token_mask, T, 1, MOE_INPUT_OPTIONAL},
-      {"router_logits", args->router_logits, moe_mul3_(T, E, 4), 4, product ? MOE_OUTPUT : MOE_INPUT},
-      {"expert_weights", args->expert_weights, picked, 4, MOE_OUTPUT},
-      {"expert_index", args->expert_index, picked, 4, MOE_OUTPUT},
-  };
-  return MOE_LIST_(tensors, own);
-}
-
-MOE_FN moe_status moe_router_check_contents_(moe_context *ctx, const void *state) {
-  const moe_router_topk_args *args = ((const moe_router_ *)state)->args;
-  return args->indices_given ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
-}
-
-MOE_FN moe_status moe_router_run_(moe_context *ctx, void *state) {
-  moe_router_ *router = (moe_router_ *)state;
-  if (router->product) moe_router_pack_(ctx, &router->weight);
-  return moe_run_items_(ctx, moe_router_items_(router->args->T), moe_router_item_, router);
-}
-
-static const moe_op_ moe_router_op_ = {moe_router_check_, moe_router_layout_, moe_router_run_,
-                                       moe_router_check_contents_, NULL};
-
-#define MOE_DEFINE_ROUTER_(name, type, NAME)                                                   \
-  MOE_OP_WORKSPACE_(moe_router_topk_##name, moe_router_topk_args, moe_router_op_, moe_router_, \
-                    .dtype = MOE_DTYPE_##NAME)
-MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_)
-#undef MOE_DEFINE_ROUTER_
 
 #endif
