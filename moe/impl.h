@@ -131,6 +131,7 @@ MOE_QUICK_BEGIN
 #include "quant/mx_matrix.h"
 #include "quant/quantized_weight.h"
 #include "quant/weight_tile.h"
+#include "quant/weight_b.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
@@ -144,7 +145,6 @@ MOE_QUICK_CALLS_BEGIN
 #include "quant/quantize_op.h"
 #include "quant/mx_matrix_op.h"
 #include "quant/quantized_op.h"
-#include "quant/weight_b.h"
 #include "router/blocks.h"
 #include "router/routing.h"
 #include "router/expert_parallel.h"

@@ -138,15 +138,8 @@ enum {
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }
 
-/* Tests bits that the compiler cannot trace back to a float: under -ffast-math it takes every float to be finite. */
 MOE_FN moe_status moe_check_finite_(moe_context *ctx, const char *name, const float *value) {
-  uint32_t bits;
-  memcpy(&bits, value, 4);
-#ifdef __clang__
-  __asm__("" : "+r"(bits));
-#endif
-  return (bits & 0x7f800000u) != 0x7f800000u ? MOE_OK
-                                             : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
+  return moe_is_finite_(value) ? MOE_OK : moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "must be finite");
 }
 
 #endif

@@ -75,11 +75,8 @@ MOE_FN void moe_quantized_list_(const moe_quantized_ *q, const char *codes, cons
 /* That float scales are finite. E8M0 bytes may be NaN. */
 MOE_FN moe_status moe_quantized_check_scales_(moe_context *ctx, const moe_quantized_ *q, const char *name) {
   if (!q->weight || q->weight->scaling == MOE_WEIGHT_MX) return MOE_OK;
-  const float *scale = (const float *)q->weight->scales;
   const int64_t step = q->weight->scaling == MOE_WEIGHT_BLOCK ? q->repeat : 1;
-  for (int64_t i = 0, n = moe_quantized_bytes_(q).scales / 4; i < n; i += step)
-    MOE_TRY(moe_check_finite_(ctx, name, scale + i));
-  return MOE_OK;
+  return moe_check_float_scales_(ctx, name, q->weight->scales, moe_quantized_bytes_(q).scales / 4, step);
 }
 
 /* ------------------------------------------------------------------------------------------------------ activations */
@@ -121,8 +118,7 @@ MOE_FN void moe_quantized_activation_list_(const moe_quantized_activation *a, in
 MOE_FN moe_status moe_quantized_activation_check_scales_(moe_context *ctx, const moe_quantized_activation *a,
                                                          int64_t rows, int64_t columns, const char *name) {
   const int64_t n = a && a->float_scales ? moe_quantized_activation_scales_(a, rows, columns) : 0;
-  for (int64_t i = 0; i < n; i++) MOE_TRY(moe_check_finite_(ctx, name, (const float *)a->scales + i));
-  return MOE_OK;
+  return n > 0 ? moe_check_float_scales_(ctx, name, a->scales, n, 1) : MOE_OK;
 }
 
 /* Decodes to `to`; everything has been checked. */

@@ -195,6 +195,15 @@ MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
     }
 }
 
+/* That n float scales, one in every `step`, are finite. */
+MOE_FN moe_status moe_check_float_scales_(moe_context *ctx, const char *name, const void *scales, int64_t n,
+                                          int64_t step) {
+  const float *scale = (const float *)scales;
+  for (int64_t i = 0; i < n; i += step)
+    if (!moe_is_finite_(scale + i)) return moe_check_finite_(ctx, name, scale + i);
+  return MOE_OK;
+}
+
 MOE_FN moe_status moe_quantize_scaled_check_contents_(moe_context *ctx, const void *state) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)state;
   const int64_t scales = moe_ceil_div_(job->rows, job->block_rows) * job->across;

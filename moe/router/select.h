@@ -15,7 +15,7 @@ MOE_INLINE uint64_t moe_rank_(float value, int64_t id) {
 MOE_INLINE int64_t moe_rank_id_(uint64_t rank) { return (int64_t)(uint32_t) ~(uint32_t)rank; }
 
 /* Restores the heap best[0..n), whose smallest rank is on top, if best[at] is out of place. */
-MOE_INLINE void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
+MOE_FN void moe_sink_(uint64_t *best, int64_t n, int64_t at) {
   const uint64_t rank = best[at];
   for (;;) {
     int64_t child = 2 * at + 1;

@@ -73,8 +73,8 @@ MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
 
 /* f, df: the activations of a row and their derivatives. dm is read as zero in columns from n on, which so add nothing.
    */
-MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
-                                         const float *df) {
+MOE_FN float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
+                                     const float *df) {
   const uint32_t on = glu->clamp;
   float chains[MOE_DOT_CHAINS] = {0};
   const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
