@@ -189,6 +189,7 @@ typedef struct moe_neuron_operand {
   moe_neuron_order order;
   int zero_if_absent;       /* an input without data is zeros, as a bias is. Others must have data if the NEFF does */
   int optional;             /* an input that the CPU's function does without */
+  int per_expert;           /* data is an array of shape[0] pointers, each to what the tensor holds of one expert */
   int32_t ndim;
   int64_t shape[6];
   moe_dtype elements;
@@ -257,7 +258,7 @@ typedef struct moe_neuron_error {
   double largest;          /* the largest error of all */
 } moe_neuron_error;
 
-enum { MOE_NEURON_ERRORS_MAX = 8 };
+enum { MOE_NEURON_ERRORS_MAX = 12 };
 typedef struct moe_neuron_report {
   moe_neuron_error tensor[MOE_NEURON_ERRORS_MAX];
   int32_t count;
@@ -302,6 +303,12 @@ typedef struct moe_neuron_choice {
   X(grouped_gemm_dx_##name, moe_grouped_gemm_args, GROUPED_DX, NAME)         \
   X(grouped_gemm_dw_##name, moe_grouped_gemm_args, GROUPED_DW, NAME)
 
+/* The same of MXFP8 operands, whose types their arguments say. */
+#define MOE_NEURON_MXFP8_OP_LIST(X)                              \
+  X(matmul_mxfp8, moe_matmul_mxfp8_args, MATMUL, BF16)           \
+  X(mlp_fwd_mxfp8, moe_mlp_fwd_mxfp8_args, MLP_FORWARD, BF16)    \
+  X(mlp_bwd_mxfp8, moe_mlp_bwd_mxfp8_args, MLP_BACKWARD, BF16)
+
 #define MOE_NEURON_DECLARE_OP_(op, args_type, kind, NAME)                                                              \
   MOE_API moe_status moe_neuron_describe_##op(moe_context *ctx, const args_type *args,                                 \
                                               const moe_neuron_options *options, moe_neuron_table *table);             \
@@ -316,6 +323,7 @@ typedef struct moe_neuron_choice {
                                            moe_neuron_report *report);
 #define MOE_NEURON_DECLARE_(name, type, NAME) MOE_NEURON_OP_LIST(MOE_NEURON_DECLARE_OP_, name, NAME)
 MOE_DTYPE_LIST(MOE_NEURON_DECLARE_)
+MOE_NEURON_MXFP8_OP_LIST(MOE_NEURON_DECLARE_OP_)
 #undef MOE_NEURON_DECLARE_
 #undef MOE_NEURON_DECLARE_OP_
 

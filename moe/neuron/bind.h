@@ -37,6 +37,11 @@ MOE_FN const moe_neuron_operand *moe_neuron_operand_of_(const moe_neuron_table *
 
 /* ----------------------------------------------------------------------------------------------------------- checks */
 
+/* The data of an operand, or of expert e where these lie apart. */
+MOE_FN void *moe_neuron_part_(const moe_neuron_operand *operand, int64_t e) {
+  return operand->per_expert ? ((void *const *)operand->data)[e] : operand->data;
+}
+
 MOE_FN const char *moe_neuron_dtype_name_(moe_nrt_dtype dtype) {
   switch ((int)dtype) {
 #define MOE_NRT_CASE_(name, value, bytes) \
@@ -70,20 +75,56 @@ MOE_FN int moe_neuron_same_type_(moe_nrt_dtype ours, moe_nrt_dtype declared) {
          moe_neuron_dtype_bytes_(ours) == moe_neuron_dtype_bytes_(declared);
 }
 
+/* Adds an axis to "[2,3". */
+MOE_FN size_t moe_neuron_axis_(char *text, size_t bytes, size_t at, int64_t axis) {
+  if (at + 1 >= bytes) return at;
+  return at + (size_t)snprintf(text + at, bytes - at, "%c%lld", at ? ',' : '[', (long long)axis);
+}
+
 /* "[2,3] of FLOAT32" */
 MOE_FN const char *moe_neuron_declared_(const moe_nrt_tensor_info *declared, char *text, size_t bytes) {
   size_t at = 0;
-  for (uint32_t i = 0; i < declared->ndim && declared->shape && at + 1 < bytes; i++)
-    at += (size_t)snprintf(text + at, bytes - at, "%c%u", i ? ',' : '[', (unsigned)declared->shape[i]);
+  for (uint32_t i = 0; i < declared->ndim && declared->shape; i++)
+    at = moe_neuron_axis_(text, bytes, at, (int64_t)declared->shape[i]);
   if (at < bytes)
     (void)snprintf(text + at, bytes - at, "%s%s", at ? "] of " : "", moe_neuron_dtype_name_(declared->dtype));
   return text;
+}
+MOE_FN const char *moe_neuron_axes_(const moe_neuron_operand *operand, char *text, size_t bytes) {
+  size_t at = 0;
+  for (int32_t i = 0; i < operand->ndim; i++) at = moe_neuron_axis_(text, bytes, at, operand->shape[i]);
+  if (at < bytes) (void)snprintf(text + at, bytes - at, "]");
+  return text;
+}
+
+/* Whether the NEFF has as many axes as we have, but others: a weight in another order. An axis of 1 is none. What is
+   padded, or differs in how many axes there are, is not looked at. */
+MOE_FN int moe_neuron_other_axes_(const moe_neuron_operand *operand, const moe_nrt_tensor_info *declared) {
+  int32_t a = 0;
+  uint32_t b = 0;
+  int differ = 0;
+  if (!declared->shape || declared->size != operand->bytes) return 0;
+  for (;; a++, b++) {
+    while (a < operand->ndim && operand->shape[a] == 1) a++;
+    while (b < declared->ndim && declared->shape[b] == 1) b++;
+    if (a >= operand->ndim || b >= declared->ndim) break;
+    differ |= operand->shape[a] != (int64_t)declared->shape[b];
+  }
+  return differ && a >= operand->ndim && b >= declared->ndim;
+}
+
+/* That each expert's data are there, where they lie apart. */
+MOE_FN moe_status moe_neuron_check_experts_(moe_context *ctx, const moe_neuron_operand *operand) {
+  for (int64_t e = 0; operand->data && operand->per_expert && e < operand->shape[0]; e++)
+    if (!moe_neuron_part_(operand, e))
+      return moe_neuron_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "%s has a NULL at %lld", operand->name, (long long)e);
+  return MOE_OK;
 }
 
 /* One tensor of the NEFF. */
 MOE_FN moe_status moe_neuron_check_declared_(moe_context *ctx, const moe_neuron_model *model, int32_t i,
                                              const moe_neuron_operand *operand) {
-  char text[96];
+  char text[96], own[96];
   const moe_nrt_tensor_info *declared = &model->tensor[i];
   const int output = moe_neuron_is_output_(declared);
   if (!operand)
@@ -101,7 +142,11 @@ MOE_FN moe_status moe_neuron_check_declared_(moe_context *ctx, const moe_neuron_
     return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "%s has %zu bytes here, and %zu in the NEFF, %s",
                             operand->name, operand->bytes, declared->size,
                             moe_neuron_declared_(declared, text, sizeof text));
-  return MOE_OK;
+  if (moe_neuron_other_axes_(operand, declared))
+    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "%s has the axes %s here, and %s in the NEFF", operand->name,
+                            moe_neuron_axes_(operand, own, sizeof own),
+                            moe_neuron_declared_(declared, text, sizeof text));
+  return moe_neuron_check_experts_(ctx, operand);
 }
 
 /* Everything, before anything is written. */
@@ -131,6 +176,20 @@ MOE_FN moe_status moe_neuron_check_table_(moe_context *ctx, const moe_neuron_mod
 }
 
 /* -------------------------------------------------------------------------------------------------------- transfers */
+
+/* Writes or reads an operand, an expert's part at a time where these lie apart. */
+MOE_FN moe_status moe_neuron_move_(moe_context *ctx, const moe_neuron_model *model, int32_t i,
+                                   const moe_neuron_operand *operand, int read) {
+  const int64_t parts = operand->per_expert ? operand->shape[0] : 1;
+  const size_t bytes = operand->bytes / (size_t)parts;
+  for (int64_t e = 0; e < parts && bytes > 0; e++) {
+    void *data = moe_neuron_part_(operand, e);
+    const size_t at = (size_t)e * bytes;
+    MOE_NEURON_TRY_(read ? MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_read, model->device[i], data, at, bytes)
+                         : MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_write, model->device[i], data, at, bytes));
+  }
+  return MOE_OK;
+}
 
 /* Writes an operand whose order on the device is another one. */
 MOE_FN moe_status moe_neuron_write_converted_(moe_context *ctx, const moe_neuron_model *model, int32_t i,
@@ -166,8 +225,7 @@ MOE_FN moe_status moe_neuron_write_(moe_context *ctx, moe_neuron_model *model, i
   model->written[i] = 0;
   if (bytes > 0 && operand->order != MOE_NEURON_ORDER_SAME)
     MOE_NEURON_TRY_(moe_neuron_write_converted_(ctx, model, i, operand));
-  else if (bytes > 0)
-    MOE_NEURON_TRY_(MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_write, model->device[i], operand->data, 0, bytes));
+  else if (bytes > 0) MOE_NEURON_TRY_(moe_neuron_move_(ctx, model, i, operand, 0));
   MOE_NEURON_TRY_(moe_neuron_zero_(ctx, model->neuron, model->device[i], bytes, size - bytes));
   model->written[i] = 1;
   return MOE_OK;
@@ -190,8 +248,7 @@ moe_status moe_neuron_read(moe_context *ctx, const moe_neuron_model *model, cons
     const moe_neuron_operand *operand = moe_neuron_operand_of_(table, o, &model->tensor[i]);
     if (operand->use != MOE_NEURON_OUTPUT || !operand->data) continue;
     if (!model->device[i]) return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "model has not been executed");
-    MOE_NEURON_TRY_(
-        MOE_NEURON_CALL_(ctx, model->neuron, nrt_tensor_read, model->device[i], operand->data, 0, operand->bytes));
+    MOE_NEURON_TRY_(moe_neuron_move_(ctx, model, i, operand, 1));
   }
   return moe_neuron_succeed_(ctx);
 }

@@ -2,61 +2,118 @@
 #ifndef MOE_NEURON_BOUND_GROUPED_H
 #define MOE_NEURON_BOUND_GROUPED_H
 
-/* e[j] += f * |x[j]| */
-MOE_FN void moe_neuron_add_magnitudes_(float *e, double f, const float *x, int64_t n) {
-  for (int64_t j = 0; j < n; j++) moe_neuron_more_(e + j, f * fabs((double)x[j]));
+typedef struct moe_neuron_grouped_ {
+  moe_neuron_bounds_ *bounds;
+  const moe_grouped_gemm_args *a;
+  const float *x, *dy, *bias;
+  moe_neuron_loaded_ w;
+  moe_neuron_out_ *y, *dx, *dot, *dw, *bias_grad; /* NULL: not compared */
+} moe_neuron_grouped_;
+
+/* A position: expert, slot, how many rows the expert has, weight, rows of X and dY, which may be NULL. */
+typedef struct moe_neuron_position_ {
+  int64_t e, slot, pos, rows;
+  double weight;
+  const float *x, *dy;
+} moe_neuron_position_;
+
+/* Y = (s + b)*w or s*w + b: products, weights and the result before the weight may be rounded. */
+MOE_FN void moe_neuron_grouped_y_(moe_neuron_grouped_ *g, const moe_neuron_position_ *p) {
+  const moe_grouped_gemm_args *a = g->a;
+  const double gamma = moe_neuron_gamma_(g->bounds, a->K) + g->w.error, w = fabs(p->weight);
+  const double rounds = a->topk_weights ? g->bounds->roundings : 0;
+  const float *values = moe_neuron_expert_(&g->w, p->e);
+  for (int64_t n = 0; n < a->N; n++) {
+    double size = 0, b = g->bias ? fabs((double)g->bias[p->e * a->N + n]) : 0;
+    for (int64_t k = 0; k < a->K; k++) size += fabs((double)p->x[k] * (double)values[k * a->N + n]);
+    if (a->topk_mode == MOE_TOPK_POST) b *= w;
+    moe_neuron_add_bound_(g->bounds, g->y, (a->permute_y ? p->slot : p->pos) * a->N + n, w * size + b,
+                          (gamma + rounds) * w * size + (2 * MOE_NEURON_U_ + rounds) * (w * size + b));
+  }
 }
 
-MOE_FN double moe_neuron_magnitude_(const float *x, const float *y, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++) sum += fabs((double)x[i] * (double)y[i]);
-  return sum;
+/* dX = (dy*W)*w, of a slot or summed over a token's; and <dy*W,x> + <dy,b>, or <dy,y>. */
+MOE_FN void moe_neuron_grouped_dx_(moe_neuron_grouped_ *g, const moe_neuron_position_ *p) {
+  const moe_grouped_gemm_args *a = g->a;
+  const moe_neuron_bounds_ *bounds = g->bounds;
+  const double gamma = moe_neuron_gamma_(bounds, a->N) + g->w.error, w = fabs(p->weight);
+  const double rounds = a->topk_weights ? bounds->roundings : 0, sums = a->sum_topk ? (double)a->topk : 0;
+  const int64_t row = a->sum_topk ? p->slot / a->topk : a->permute_x ? p->slot : p->pos;
+  const float *values = moe_neuron_expert_(&g->w, p->e);
+  double dot = 0, dot_bias = 0;
+  for (int64_t k = 0; k < a->K; k++) {
+    double size = 0;
+    for (int64_t n = 0; n < a->N; n++) size += fabs((double)p->dy[n] * (double)values[k * a->N + n]);
+    if (g->dx)
+      moe_neuron_add_bound_(g->bounds, g->dx, row * a->K + k, w * size,
+                            (gamma + rounds + sums * (bounds->operand + MOE_NEURON_U_)) * w * size);
+    if (g->dot) dot += size * fabs((double)p->x[k]);
+  }
+  if (!g->dot) return;
+  for (int64_t n = 0; n < a->N && g->bias && a->topk_mode == MOE_TOPK_POST; n++)
+    dot_bias += fabs((double)p->dy[n] * (double)g->bias[p->e * a->N + n]);
+  moe_neuron_add_bound_(g->bounds, g->dot, p->slot, dot + dot_bias,
+                        (gamma + moe_neuron_gamma_(bounds, a->K) + bounds->roundings) * (dot + dot_bias));
 }
 
-/* One position, of expert e. */
-MOE_FN void moe_neuron_grouped_row_(const moe_neuron_bounds_ *bounds, const moe_grouped_gemm_args *a, const float *x,
-                                    const float *dy, moe_neuron_weight_ *w, int64_t e, int64_t rows, int64_t pos) {
+/* dW = dy^T (w*x), sum of dy*w: rows are contracted. */
+MOE_FN void moe_neuron_grouped_dw_(moe_neuron_grouped_ *g, const moe_neuron_position_ *p) {
+  const moe_grouped_gemm_args *a = g->a;
+  const double gamma = moe_neuron_gamma_(g->bounds, p->rows), w = fabs(p->weight);
+  const double rounds = a->topk_weights ? g->bounds->roundings : 0;
+  const double w_bias = a->topk_mode == MOE_TOPK_POST ? w : 1;
+  int64_t stride;
+  for (int64_t k = 0; k < a->K && g->dw; k++) {
+    const int64_t at = moe_neuron_weight_row_(&g->w.w, p->e, k, 0, &stride);
+    for (int64_t n = 0; n < a->N; n++) {
+      const double size = w * fabs((double)p->dy[n] * (double)p->x[k]);
+      moe_neuron_add_bound_(g->bounds, g->dw, at + n * stride, size, gamma * size);
+      if (rounds > 0) moe_neuron_add_independent_(g->bounds, g->dw, at + n * stride, rounds * size);
+    }
+  }
+  for (int64_t n = 0; n < a->N && g->bias_grad; n++) {
+    const double size = w_bias * fabs((double)p->dy[n]);
+    moe_neuron_add_bound_(g->bounds, g->bias_grad, p->e * a->N + n, size, gamma * size);
+    if (rounds > 0) moe_neuron_add_independent_(g->bounds, g->bias_grad, p->e * a->N + n, rounds * size);
+  }
+}
+
+MOE_FN void moe_neuron_grouped_position_(moe_neuron_grouped_ *g, int64_t e, int64_t pos) {
+  const moe_grouped_gemm_args *a = g->a;
   const int64_t slot = a->gather_indices ? a->gather_indices[pos] : pos;
-  const float *xr = x ? x + (a->permute_x ? slot / a->topk : pos) * a->K : NULL;
-  const float *yr = dy ? dy + (a->permute_y ? slot : pos) * a->N : NULL;
-  float *const bound = bounds->of[bounds->table->count - 1]; /* of the one output, which comes last */
-  const char output = bounds->table->operand[bounds->table->count - 1].name[1];
-  float *y = output == 0 ? bound : NULL, *dx = output == 'X' ? bound : NULL, *dw = output == 'W' ? bound : NULL;
-  if (y) {
-    const float *value = moe_neuron_expert_(w, e);
-    const double scale = a->topk_weights ? fabs((double)a->topk_weights[slot]) : 1;
-    const double f = (moe_neuron_gamma_(bounds, a->K) + (a->topk_weights ? bounds->operand : 0)) * scale;
-    float *to = y + (a->permute_y ? slot : pos) * a->N;
-    for (int64_t n = 0; n < a->N; n++) moe_neuron_more_(to + n, f * moe_neuron_magnitude_(xr, value + n * a->K, a->K));
-  }
-  if (dx) {
-    const float *value = moe_neuron_expert_(w, e);
-    float *to = dx + (a->permute_x ? slot : pos) * a->K;
-    for (int64_t n = 0; n < a->N; n++)
-      moe_neuron_add_magnitudes_(to, moe_neuron_gamma_(bounds, a->N) * fabs((double)yr[n]), value + n * a->K, a->K);
-  }
-  for (int64_t n = 0; n < a->N && dw; n++)
-    moe_neuron_add_magnitudes_(dw + (e * a->N + n) * a->K, moe_neuron_gamma_(bounds, rows) * fabs((double)yr[n]), xr,
-                               a->K);
+  const moe_neuron_position_ p = {.e = e,
+                                  .slot = slot,
+                                  .pos = pos,
+                                  .rows = a->m_sizes[e],
+                                  .weight = a->topk_weights ? (double)a->topk_weights[slot] : 1,
+                                  .x = g->x ? g->x + (a->permute_x ? slot / a->topk : pos) * a->K : NULL,
+                                  .dy = g->dy ? g->dy + (a->permute_y ? slot : pos) * a->N : NULL};
+  if (g->y) moe_neuron_grouped_y_(g, &p);
+  if (g->dx || g->dot) moe_neuron_grouped_dx_(g, &p);
+  if (g->dw || g->bias_grad) moe_neuron_grouped_dw_(g, &p);
 }
 
 MOE_FN moe_status moe_neuron_bound_grouped_(moe_context *ctx, const void *arguments, moe_neuron_bounds_ *bounds) {
   const moe_grouped_gemm_args *a = (const moe_grouped_gemm_args *)arguments;
   const int64_t total = a->num_tokens * a->topk;
-  const char output = bounds->table->operand[bounds->table->count - 1].name[1];
-  const int dw_only = output == 'W', dx = output == 'X';
-  int failed = 0;
-  moe_neuron_weight_ w = {.plain = a->W, .dtype = bounds->dtype, .K = a->N, .parts = 1, .columns = a->K};
-  const float *x =
-      dx ? NULL
-         : moe_neuron_floats_(bounds, bounds->dtype, a->X, (a->permute_x ? a->num_tokens : total) * a->K, &failed);
-  const float *dy = dx || dw_only ? moe_neuron_floats_(bounds, bounds->dtype, a->dY, total * a->N, &failed) : NULL;
-  if (failed) return moe_neuron_no_memory_(ctx);
-  if (!dw_only && !a->W) return moe_neuron_null_(ctx, "W");
-  MOE_NEURON_TRY_(moe_neuron_weight_new_(ctx, bounds, &w, a->E));
+  moe_neuron_grouped_ g = {.bounds = bounds,
+                           .a = a,
+                           .y = moe_neuron_out_of_(bounds, "Y"),
+                           .dx = moe_neuron_out_of_(bounds, "dX"),
+                           .dot = moe_neuron_out_of_(bounds, "topk_weights_grad"),
+                           .dw = moe_neuron_out_of_(bounds, "dW"),
+                           .bias_grad = moe_neuron_out_of_(bounds, "bias_grad")};
+  const int by_weight = g.y || g.dx || g.dot;
+  moe_neuron_weight_ w = moe_neuron_grouped_weight_(a, bounds->dtype);
+  if (!by_weight) w.quantized = NULL;
+  if (g.y || g.dot || g.dw)
+    g.x = moe_neuron_floats_(bounds, bounds->dtype, a->X, (a->permute_x ? a->num_tokens : total) * a->K);
+  if (!g.y) g.dy = moe_neuron_floats_(bounds, bounds->dtype, a->dY, total * a->N);
+  if (by_weight) g.bias = moe_neuron_floats_(bounds, bounds->dtype, a->bias, a->E * a->N);
+  if (bounds->failed) return moe_neuron_no_memory_(ctx);
+  MOE_NEURON_TRY_(moe_neuron_loaded_new_(ctx, bounds, w, &g.w));
   for (int64_t e = 0, pos = 0; e < a->E; e++)
-    for (const int64_t end = pos + a->m_sizes[e]; pos < end; pos++)
-      moe_neuron_grouped_row_(bounds, a, x, dy, &w, e, a->m_sizes[e], pos);
+    for (const int64_t end = pos + a->m_sizes[e]; pos < end; pos++) moe_neuron_grouped_position_(&g, e, pos);
   return MOE_OK;
 }
 

@@ -2,37 +2,41 @@
 #ifndef MOE_NEURON_OPS_H
 #define MOE_NEURON_OPS_H
 
-typedef struct moe_neuron_op_ {
+/* What operations of a kind share, whatever their element type. */
+typedef struct moe_neuron_of_kind_ {
   moe_neuron_kind_ kind;
-  moe_dtype dtype;
   moe_status (*describe)(moe_context *ctx, const void *args, moe_neuron_call_ *call);
   moe_status (*bound)(moe_context *ctx, const void *args, moe_neuron_bounds_ *bounds);
+  int (*rounds)(const void *args); /* whether operands are rounded to MX, and bounds are not known for that */
+} moe_neuron_of_kind_;
+
+typedef struct moe_neuron_op_ {
+  const moe_neuron_of_kind_ *of;
+  moe_dtype dtype;
   moe_status (*cpu)(moe_context *ctx, const void *args);
   moe_status (*check)(moe_context *ctx, const void *args); /* options and shapes, as the CPU's function */
-  int (*rounds)(const void *args);                         /* whether operands are rounded to MX */
 } moe_neuron_op_;
 
 MOE_FN int moe_neuron_layer_rounds_(const moe_blockwise_layer *l) {
   return l->mx.activations.enabled || l->mx.weights.enabled || l->mx.gradients.enabled;
 }
-MOE_FN int moe_neuron_rounds_FORWARD_(const void *args) {
+MOE_FN int moe_neuron_rounds_forward_(const void *args) {
   return moe_neuron_layer_rounds_(&((const moe_blockwise_mm_fwd_args *)args)->layer);
 }
-MOE_FN int moe_neuron_rounds_BACKWARD_(const void *args) {
+MOE_FN int moe_neuron_rounds_backward_(const void *args) {
   return moe_neuron_layer_rounds_(&((const moe_blockwise_mm_bwd_args *)args)->layer);
 }
-MOE_FN int moe_neuron_rounds_GROUPED_(const void *args) { return (void)args, 0; }
-#define moe_neuron_rounds_GROUPED_DX_ moe_neuron_rounds_GROUPED_
-#define moe_neuron_rounds_GROUPED_DW_ moe_neuron_rounds_GROUPED_
+/* Of the MLP all operands are rounded, and its bounds know that. */
+MOE_FN int moe_neuron_rounds_none_(const void *args) { return (void)args, 0; }
 
 MOE_FN moe_status moe_neuron_describe_(moe_context *ctx, const moe_neuron_op_ *op, const void *args,
                                        const moe_neuron_options *options, moe_neuron_table *table) {
-  moe_neuron_call_ call = {op->kind, op->dtype, moe_neuron_options_(options), table};
+  moe_neuron_call_ call = {op->of->kind, op->dtype, moe_neuron_options_(options), table};
   if (!args) return moe_neuron_null_(ctx, "args");
   if (!table) return moe_neuron_null_(ctx, "table");
   table->count = 0;
   MOE_NEURON_TRY_(op->check(ctx, args));
-  MOE_NEURON_TRY_(op->describe(ctx, args, &call));
+  MOE_NEURON_TRY_(op->of->describe(ctx, args, &call));
   return moe_neuron_succeed_(ctx);
 }
 
@@ -72,37 +76,63 @@ MOE_FN moe_status moe_neuron_either_(moe_context *ctx, const moe_neuron_op_ *op,
 /* That inputs which bounds need are there, and that both sides have the same outputs. */
 MOE_FN moe_status moe_neuron_check_comparable_(moe_context *ctx, const moe_neuron_table *cpu,
                                                const moe_neuron_table *device) {
+  if (device->count != cpu->count)
+    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device_args differs from args in more than outputs");
   for (int32_t i = 0; i < cpu->count; i++) {
     const moe_neuron_operand *o = &cpu->operand[i];
     const int output = o->use == MOE_NEURON_OUTPUT;
     if (!output && o->bytes > 0 && !o->data && !o->zero_if_absent && !o->optional)
       return moe_neuron_null_(ctx, o->name);
-    if (!output && strstr(o->name, "_grad_out"))
-      return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "accumulate must be 0: what %s was is not known", o->name);
     if (output && o->data && !device->operand[i].data)
       return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device_args has no %s, and args has", o->name);
+    MOE_NEURON_TRY_(moe_neuron_check_experts_(ctx, o));
+    MOE_NEURON_TRY_(moe_neuron_check_experts_(ctx, &device->operand[i]));
   }
   return MOE_OK;
+}
+
+/* Whether the output is an input as well. */
+MOE_FN int moe_neuron_accumulated_(const moe_neuron_table *table, const moe_neuron_operand *output) {
+  int found = 0;
+  for (int32_t i = 0; i < table->count; i++)
+    found |= table->operand[i].use != MOE_NEURON_OUTPUT && table->operand[i].data == output->data;
+  return found;
 }
 
 MOE_FN moe_status moe_neuron_take_bounds_(moe_context *ctx, const moe_neuron_op_ *op, const moe_neuron_table *table,
                                           const moe_neuron_options *options, moe_neuron_bounds_ *bounds) {
   const moe_neuron_arithmetic *a = &moe_neuron_options_(options)->arithmetic;
   bounds->table = table, bounds->dtype = op->dtype;
-  bounds->operand = a->operand > 0 ? a->operand : moe_neuron_unit_(op->dtype);
+  bounds->operand = a->operand > 0 ? a->operand : moe_neuron_unit_of_(op->dtype);
   bounds->activation = a->activation > 0 ? a->activation : bounds->operand;
   bounds->confidence = a->confidence > 0 ? a->confidence : 8;
   bounds->roundings = (a->roundings > 0 ? a->roundings : 4) * bounds->operand;
   for (int32_t i = 0; i < table->count; i++) {
     const moe_neuron_operand *o = &table->operand[i];
+    moe_neuron_out_ *out = &bounds->out[i];
     if (o->use != MOE_NEURON_OUTPUT || !o->data) continue;
-    bounds->of[i] = (float *)moe_neuron_take_(&bounds->scratch, moe_mul_(o->rows, o->row), sizeof(float));
-    if (!bounds->of[i]) return moe_neuron_no_memory_(ctx);
-    if (op->kind != MOE_NEURON_BACKWARD_ || !strstr(o->name, "_proj_")) continue;
-    bounds->square[i] = (float *)moe_neuron_take_(&bounds->scratch, moe_mul_(o->rows, o->row), sizeof(float));
-    if (!bounds->square[i]) return moe_neuron_no_memory_(ctx);
+    out->n = o->rows * o->row, out->accumulated = moe_neuron_accumulated_(table, o);
+    out->e = (float *)moe_neuron_take_(&bounds->scratch, out->n, sizeof *out->e);
+    if (!out->e) return moe_neuron_no_memory_(ctx);
   }
   return MOE_OK;
+}
+
+MOE_FN moe_status moe_neuron_compare_tables_(moe_context *ctx, const moe_neuron_op_ *op, const void *args,
+                                             const moe_neuron_table *cpu, const moe_neuron_table *device,
+                                             const moe_neuron_options *options, moe_neuron_bounds_ *bounds,
+                                             moe_neuron_report *report) {
+  report->agree = report->bounded = !op->of->rounds(args);
+  if (report->bounded) MOE_NEURON_TRY_(moe_neuron_take_bounds_(ctx, op, cpu, options, bounds));
+  if (report->bounded) MOE_NEURON_TRY_(op->of->bound(ctx, args, bounds));
+  if (bounds->failed) return moe_neuron_no_memory_(ctx);
+  for (int32_t i = 0; i < cpu->count; i++) {
+    if (cpu->operand[i].use != MOE_NEURON_OUTPUT || !cpu->operand[i].data) continue;
+    moe_neuron_error *error = &report->tensor[report->count++];
+    moe_neuron_judge_tensor_(&cpu->operand[i], &device->operand[i], bounds, &bounds->out[i], error);
+    report->agree &= error->over == 0;
+  }
+  return moe_neuron_succeed_(ctx);
 }
 
 MOE_FN moe_status moe_neuron_compare_(moe_context *ctx, const moe_neuron_op_ *op, const void *args,
@@ -110,28 +140,16 @@ MOE_FN moe_status moe_neuron_compare_(moe_context *ctx, const moe_neuron_op_ *op
                                       moe_neuron_report *report) {
   moe_neuron_table cpu, device;
   moe_neuron_bounds_ bounds = {.scratch = {.ctx = ctx}};
-  moe_status status = MOE_OK;
   if (!report) return moe_neuron_null_(ctx, "report");
   memset(report, 0, sizeof *report);
   MOE_NEURON_TRY_(moe_neuron_describe_(ctx, op, args, options, &cpu));
   MOE_NEURON_TRY_(moe_neuron_describe_(ctx, op, device_args, options, &device));
-  if (device.count != cpu.count)
-    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "device_args differs from args in more than outputs");
   MOE_NEURON_TRY_(moe_neuron_check_comparable_(ctx, &cpu, &device));
-  report->agree = report->bounded = !op->rounds(args);
-  if (report->bounded) status = moe_neuron_take_bounds_(ctx, op, &cpu, options, &bounds);
-  if (report->bounded && status == MOE_OK) status = op->bound(ctx, args, &bounds);
-  for (int32_t i = 0; i < cpu.count && status == MOE_OK; i++) {
-    if (cpu.operand[i].use != MOE_NEURON_OUTPUT || !cpu.operand[i].data) continue;
-    moe_neuron_error *error = &report->tensor[report->count++];
-    const moe_neuron_operand *o = &cpu.operand[i];
-    for (int64_t k = 0; k < o->rows * o->row && bounds.square[i]; k++)
-      moe_neuron_more_(&bounds.of[i][k], bounds.confidence * sqrt((double)bounds.square[i][k]));
-    moe_neuron_judge_tensor_(o, &device.operand[i], bounds.of[i], error);
-    report->agree &= error->over == 0;
-  }
+  const moe_status status =
+      moe_neuron_compare_tables_(ctx, op, args, &cpu, &device, options, &bounds, report);
+  if (status != MOE_OK) report->count = report->agree = 0;
   moe_neuron_give_(&bounds.scratch);
-  return status == MOE_OK ? moe_neuron_succeed_(ctx) : status;
+  return status;
 }
 
 MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, moe_neuron_model *model,
@@ -149,16 +167,12 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-#define moe_neuron_describe_FORWARD_    moe_neuron_describe_forward_
-#define moe_neuron_describe_BACKWARD_   moe_neuron_describe_backward_
-#define moe_neuron_describe_GROUPED_    moe_neuron_describe_grouped_
-#define moe_neuron_describe_GROUPED_DX_ moe_neuron_describe_grouped_
-#define moe_neuron_describe_GROUPED_DW_ moe_neuron_describe_grouped_
-#define moe_neuron_bound_FORWARD_       moe_neuron_bound_forward_
-#define moe_neuron_bound_BACKWARD_      moe_neuron_bound_backward_
-#define moe_neuron_bound_GROUPED_DX_    moe_neuron_bound_grouped_
-#define moe_neuron_bound_GROUPED_DW_    moe_neuron_bound_grouped_
-#define moe_neuron_bound_GROUPED_       moe_neuron_bound_grouped_
+#define MOE_NEURON_KIND_(KIND, describe, bound, rounds)                                       \
+  static const moe_neuron_of_kind_ moe_neuron_of_##KIND##_ = {                                 \
+      MOE_NEURON_##KIND##_, moe_neuron_describe_##describe##_, moe_neuron_bound_##bound##_,    \
+      moe_neuron_rounds_##rounds##_};
+MOE_NEURON_KIND_LIST_(MOE_NEURON_KIND_)
+#undef MOE_NEURON_KIND_
 
 #define MOE_NEURON_DEFINE_OP_(op, args_type, kind, NAME)                                                          \
   MOE_FN moe_status moe_neuron_cpu_##op##_(moe_context *ctx, const void *args) {                                  \
@@ -168,9 +182,8 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
     size_t bytes;                                                                                                 \
     return moe_##op##_workspace_size(ctx, (const args_type *)args, &bytes);                                       \
   }                                                                                                               \
-  static const moe_neuron_op_ moe_neuron_op_##op##_ = {                                                           \
-      MOE_NEURON_##kind##_,   MOE_DTYPE_##NAME,        moe_neuron_describe_##kind##_, moe_neuron_bound_##kind##_, \
-      moe_neuron_cpu_##op##_, moe_neuron_size_##op##_, moe_neuron_rounds_##kind##_};                              \
+  static const moe_neuron_op_ moe_neuron_op_##op##_ = {&moe_neuron_of_##kind##_, MOE_DTYPE_##NAME,                \
+                                                       moe_neuron_cpu_##op##_, moe_neuron_size_##op##_};          \
   moe_status moe_neuron_describe_##op(moe_context *ctx, const args_type *args, const moe_neuron_options *options, \
                                       moe_neuron_table *table) {                                                  \
     return moe_neuron_describe_(ctx, &moe_neuron_op_##op##_, args, options, table);                               \
@@ -194,6 +207,7 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
   }
 #define MOE_NEURON_DEFINE_(name, type, NAME) MOE_NEURON_OP_LIST(MOE_NEURON_DEFINE_OP_, name, NAME)
 MOE_DTYPE_LIST(MOE_NEURON_DEFINE_)
+MOE_NEURON_MXFP8_OP_LIST(MOE_NEURON_DEFINE_OP_)
 #undef MOE_NEURON_DEFINE_
 #undef MOE_NEURON_DEFINE_OP_
 

@@ -2,51 +2,10 @@
 #ifndef MOE_NEURON_REPORT_H
 #define MOE_NEURON_REPORT_H
 
-/* Memory that a comparison takes, released all at once. */
-typedef struct moe_neuron_scratch_ {
-  moe_context *ctx;
-  void *block[48];
-  size_t bytes[48];
-  int count;
-} moe_neuron_scratch_;
-
-/* Zeroed; NULL if there is none. */
-MOE_FN void *moe_neuron_take_(moe_neuron_scratch_ *scratch, int64_t count, size_t size) {
-  const int64_t bytes = moe_mul_(count > 0 ? count : 1, (int64_t)size);
-  moe_context *ctx = scratch->ctx;
-  if (bytes < 0 || scratch->count == 48 || !ctx || !ctx->allocate) return NULL;
-  void *memory = ctx->allocate(ctx->allocator_user, (size_t)bytes);
-  if (!memory) return NULL;
-  scratch->block[scratch->count] = memset(memory, 0, (size_t)bytes);
-  scratch->bytes[scratch->count++] = (size_t)bytes;
-  return memory;
-}
-
-MOE_FN void moe_neuron_give_(moe_neuron_scratch_ *scratch) {
-  while (scratch->count-- > 0)
-    scratch->ctx->release(scratch->ctx->allocator_user, scratch->block[scratch->count], scratch->bytes[scratch->count]);
-}
-
-MOE_FN moe_status moe_neuron_no_memory_(moe_context *ctx) {
-  return moe_neuron_fail_(ctx, MOE_ERROR_OUT_OF_MEMORY, "ctx.allocate gives no memory for the bounds");
-}
-
-/* Elements [from, from+n) of a tensor, as floats. */
-MOE_FN void moe_neuron_widen_(moe_dtype dtype, const void *tensor, int64_t from, int64_t n, float *to) {
-  if (dtype == MOE_DTYPE_BF16) (void)moe_bf16_to_f32(NULL, to, (const moe_bf16 *)tensor + from, n);
-  else if (dtype == MOE_DTYPE_FP16) (void)moe_fp16_to_f32(NULL, to, (const moe_fp16 *)tensor + from, n);
-  else memcpy(to, (const float *)tensor + from, (size_t)n * sizeof *to);
-}
-
-/* Half a unit in the last place of 1. */
-MOE_FN double moe_neuron_unit_(moe_dtype dtype) {
-  return dtype == MOE_DTYPE_BF16 ? 0x1p-8 : dtype == MOE_DTYPE_FP16 ? 0x1p-11 : 0x1p-24;
-}
-
 /* What two computations of x may differ by, of which each is within e before it is stored: both errors, two roundings,
    and what is flushed. */
 MOE_FN double moe_neuron_apart_(moe_dtype dtype, double x, double e) {
-  return 2 * e + moe_neuron_unit_(dtype) * 2 * (fabs(x) + e) + (dtype == MOE_DTYPE_FP16 ? 0x1p-24 : 0x1p-125);
+  return 2 * e + moe_neuron_unit_of_(dtype) * 2 * (fabs(x) + e) + (dtype == MOE_DTYPE_FP16 ? 0x1p-24 : 0x1p-125);
 }
 
 /* One element into the report. bound < 0: there is none. */
@@ -64,8 +23,19 @@ MOE_FN void moe_neuron_judge_(moe_neuron_error *report, int64_t at, double devic
   report->at = at, report->device = device, report->cpu = cpu, report->error = error, report->bound = bound;
 }
 
+/* Elements [at, at+n) of an output; where experts lie apart, some at a time. */
+MOE_FN void moe_neuron_values_of_(const moe_neuron_operand *o, int64_t at, int64_t n, float *to) {
+  const int64_t each = o->per_expert ? o->rows * o->row / o->shape[0] : at + n;
+  for (int64_t done = 0, some; done < n; done += some) {
+    const int64_t e = (at + done) / each, from = (at + done) % each;
+    some = moe_min_(n - done, each - from);
+    moe_neuron_widen_(o->elements, moe_neuron_part_(o, e), from, some, to + done);
+  }
+}
+
 MOE_FN void moe_neuron_judge_tensor_(const moe_neuron_operand *cpu, const moe_neuron_operand *device,
-                                     const float *bound, moe_neuron_error *report) {
+                                     const moe_neuron_bounds_ *bounds, const moe_neuron_out_ *out,
+                                     moe_neuron_error *report) {
   enum { CHUNK = 256 };
   float c[CHUNK], d[CHUNK];
   double worst = 0;
@@ -73,14 +43,16 @@ MOE_FN void moe_neuron_judge_tensor_(const moe_neuron_operand *cpu, const moe_ne
   report->name = cpu->name;
   for (int64_t r = 0; r < cpu->rows; r++)
     for (int64_t i = 0, n; i < cpu->row; i += n) {
-      const int64_t at = r * cpu->step + i;
+      const int64_t at = r * cpu->step + i, from = r * cpu->row + i;
       n = moe_min_(CHUNK, cpu->row - i);
-      moe_neuron_widen_(cpu->elements, cpu->data, at, n, c);
-      moe_neuron_widen_(cpu->elements, device->data, at, n, d);
-      for (int64_t k = 0; k < n; k++)
-        moe_neuron_judge_(
-            report, at + k, (double)d[k], (double)c[k],
-            bound ? moe_neuron_apart_(cpu->elements, (double)c[k], (double)bound[r * cpu->row + i + k]) : -1, &worst);
+      moe_neuron_values_of_(cpu, at, n, c);
+      moe_neuron_values_of_(device, at, n, d);
+      for (int64_t k = 0; k < n; k++) {
+        const double x = (double)c[k];
+        const double bound =
+            out->e ? moe_neuron_apart_(cpu->elements, x, moe_neuron_bound_at_(bounds, out, from + k, x)) : -1;
+        moe_neuron_judge_(report, at + k, (double)d[k], x, bound, &worst);
+      }
     }
 }
 

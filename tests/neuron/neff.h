@@ -5,27 +5,31 @@
 
 #include "moe/moe_neuron.h"
 
-enum { STANDIN_TENSORS = 24, STANDIN_ARGS = 1024 };
+enum { STANDIN_TENSORS = 48, STANDIN_ARGS = 2048, STANDIN_NESTED = 4 };
 
 typedef enum standin_op {
-  STANDIN_FWD, STANDIN_BWD, STANDIN_GROUPED, STANDIN_GROUPED_DX, STANDIN_GROUPED_DW
+  STANDIN_FORWARD, STANDIN_BACKWARD, STANDIN_GROUPED, STANDIN_GROUPED_DX, STANDIN_GROUPED_DW, STANDIN_MATMUL,
+  STANDIN_MLP_FORWARD, STANDIN_MLP_BACKWARD
 } standin_op;
-
-/* In which struct the pointer is. */
-typedef enum standin_place { STANDIN_IN_ARGS, STANDIN_IN_GATE_UP, STANDIN_IN_DOWN } standin_place;
 
 typedef struct standin_tensor {
   char name[64];
   uint32_t usage, dtype, ndim, shape[6];
   uint64_t size;
-  uint32_t place, offset;
-  uint32_t order; /* moe_neuron_order */
+  uint32_t nested, offset; /* where the pointer is: 0 = in args, n = in the n-th nested struct. An input and an output
+                              at one place are what is added to, and where that goes */
+  uint32_t order;          /* moe_neuron_order */
 } standin_tensor;
+
+/* A struct that args have a pointer to, such as a moe_quantized_weight. */
+typedef struct standin_nested {
+  uint32_t pointer; /* where that is in args; 0: there is none */
+  uint8_t bytes[64];
+} standin_nested;
 
 typedef struct standin_kernel {
   uint32_t op, dtype, count;
-  uint32_t quantized_gate_up_offset, quantized_down_offset; /* of the pointers to these in args; 0: none */
-  moe_quantized_weight gate_up, down;
+  standin_nested nested[STANDIN_NESTED];
   uint8_t args[STANDIN_ARGS];
   standin_tensor tensor[STANDIN_TENSORS];
 } standin_kernel;

@@ -468,7 +468,7 @@ EXPORT moe_nrt_status nrt_add_tensor_to_tensor_set(moe_nrt_tensor_set *set, cons
 
 /* A kernel's call while it runs: its own copy of the arguments, with pointers into device memory. */
 typedef struct launch {
-  standin_kernel kernel;
+  _Alignas(16) standin_kernel kernel;
   void *converted[STANDIN_TENSORS];
 } launch;
 
@@ -486,61 +486,67 @@ static void *launch_data(launch *run, uint32_t i, const moe_nrt_tensor *t) {
   return run->converted[i];
 }
 
-/* Binds device memory to the arguments; with the lock held. */
+/* What an output is added to is an input at the same place. */
+static void launch_add(const launch *run, const tensor_set *in, const standin_tensor *d, const moe_nrt_tensor *to) {
+  const standin_kernel *k = &run->kernel;
+  for (uint32_t i = 0; i < k->count; i++) {
+    const standin_tensor *other = &k->tensor[i];
+    const moe_nrt_tensor *from = other->usage == MOE_NRT_TENSOR_USAGE_INPUT ? in_set(in, other->name) : NULL;
+    if (from && other->nested == d->nested && other->offset == d->offset)
+      memcpy(to->memory->bytes + to->offset, from->memory->bytes + from->offset,
+             from->size < to->size ? from->size : to->size);
+  }
+}
+
+/* Binds device memory to the arguments; with the lock held. Outputs come last, and take the place of what they are added
+   to. */
 static moe_nrt_status launch_bind(launch *run, const moe_nrt_model *model, const tensor_set *in,
                                   const tensor_set *out) {
   standin_kernel *k = &run->kernel;
   memcpy(k, &model->kernel, sizeof *k);
-  for (uint32_t i = 0; i < k->count; i++) {
-    const standin_tensor *d = &k->tensor[i];
+  for (uint32_t i = 0; i < 2 * k->count; i++) {
+    const standin_tensor *d = &k->tensor[i % k->count];
     const int output = d->usage == MOE_NRT_TENSOR_USAGE_OUTPUT;
+    if (output != (i >= k->count)) continue;
     const moe_nrt_tensor *t = in_set(output ? out : in, d->name);
     if (!t || !is_tensor(t) || t->size != d->size || t->core != model->core) return MOE_NRT_INVALID;
     for (size_t b = 0; b < t->size && !output; b++)
       if (!t->memory->written[t->offset + b]) return violate("an input was not written"), MOE_NRT_EXEC_BAD_INPUT;
-    if (output) memset(t->memory->written + t->offset, 1, t->size);
-    void *data = launch_data(run, i, t);
-    uint8_t *base = d->place == STANDIN_IN_GATE_UP ? (uint8_t *)&k->gate_up : d->place == STANDIN_IN_DOWN
-                                                   ? (uint8_t *)&k->down : k->args;
-    memcpy(base + d->offset, &data, sizeof data);
+    if (output) memset(t->memory->written + t->offset, 1, t->size), launch_add(run, in, d, t);
+    void *data = launch_data(run, i % k->count, t);
+    memcpy((d->nested ? k->nested[d->nested - 1].bytes : k->args) + d->offset, &data, sizeof data);
   }
-  const moe_quantized_weight *gate_up = &k->gate_up, *down = &k->down;
-  if (k->quantized_gate_up_offset) memcpy(k->args + k->quantized_gate_up_offset, &gate_up, sizeof gate_up);
-  if (k->quantized_down_offset) memcpy(k->args + k->quantized_down_offset, &down, sizeof down);
+  for (int n = 0; n < STANDIN_NESTED; n++) {
+    const void *nested = k->nested[n].bytes;
+    if (k->nested[n].pointer) memcpy(k->args + k->nested[n].pointer, &nested, sizeof nested);
+  }
   return MOE_NRT_SUCCESS;
 }
 
 static void *host_take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
 static void host_give(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
 
+/* The operations, by kind and element type. */
+#define RUN(op, args_type, kind, NAME) \
+  static moe_status run_##op(moe_context *ctx, const void *args) { return moe_##op(ctx, (const args_type *)args); }
+#define RUN_OF(name, type, NAME) MOE_NEURON_OP_LIST(RUN, name, NAME)
+MOE_DTYPE_LIST(RUN_OF)
+MOE_NEURON_MXFP8_OP_LIST(RUN)
+static const struct {
+  standin_op op;
+  moe_dtype dtype;
+  moe_status (*run)(moe_context *ctx, const void *args);
+} operations[] = {
+#define ROW(op, args_type, kind, NAME) {STANDIN_##kind, MOE_DTYPE_##NAME, run_##op},
+#define ROWS_OF(name, type, NAME) MOE_NEURON_OP_LIST(ROW, name, NAME)
+    MOE_DTYPE_LIST(ROWS_OF) MOE_NEURON_MXFP8_OP_LIST(ROW)};
+
 static moe_nrt_status launch_run(launch *run) {
   moe_context ctx = {.allocate = host_take, .release = host_give};
-  const int bf16 = run->kernel.dtype == MOE_DTYPE_BF16;
-  union {
-    moe_blockwise_mm_fwd_args fwd;
-    moe_blockwise_mm_bwd_args bwd;
-    moe_grouped_gemm_args grouped;
-    uint8_t bytes[STANDIN_ARGS];
-  } args;
-  moe_status status = MOE_OK;
-  memcpy(&args, run->kernel.args, sizeof args);
-  switch ((standin_op)run->kernel.op) {
-    case STANDIN_FWD:
-      status = bf16 ? moe_blockwise_mm_fwd_bf16(&ctx, &args.fwd) : moe_blockwise_mm_fwd_f32(&ctx, &args.fwd);
-      break;
-    case STANDIN_BWD:
-      status = bf16 ? moe_blockwise_mm_bwd_bf16(&ctx, &args.bwd) : moe_blockwise_mm_bwd_f32(&ctx, &args.bwd);
-      break;
-    case STANDIN_GROUPED:
-      status = bf16 ? moe_grouped_gemm_bf16(&ctx, &args.grouped) : moe_grouped_gemm_f32(&ctx, &args.grouped);
-      break;
-    case STANDIN_GROUPED_DX:
-      status = bf16 ? moe_grouped_gemm_dx_bf16(&ctx, &args.grouped) : moe_grouped_gemm_dx_f32(&ctx, &args.grouped);
-      break;
-    case STANDIN_GROUPED_DW:
-      status = bf16 ? moe_grouped_gemm_dw_bf16(&ctx, &args.grouped) : moe_grouped_gemm_dw_f32(&ctx, &args.grouped);
-      break;
-  }
+  moe_status status = MOE_ERROR_INVALID_OPTION;
+  for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+    if (operations[i].op == (standin_op)run->kernel.op && operations[i].dtype == (moe_dtype)run->kernel.dtype)
+      status = operations[i].run(&ctx, run->kernel.args);
   for (int i = 0; i < STANDIN_TENSORS; i++) free(run->converted[i]);
   if (status == MOE_ERROR_INVALID_INDEX) return MOE_NRT_EXEC_OOB;
   if (status != MOE_OK) fprintf(stderr, "stand-in libnrt: %s\n", ctx.message);
