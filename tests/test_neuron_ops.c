@@ -1,6 +1,8 @@
 /* Every operation of moe_neuron.h, with every option that has tensors of its own, against the stand-in for libnrt: names,
    types and shapes are what they should be, what is bound, run and read back is to the bit what the CPU computes, and the
    report finds nothing. */
+#include "support/mlp.h"
+
 #include "neuron/fixture.h"
 
 #ifndef STANDIN
@@ -19,6 +21,8 @@ static void agree(session *s, const neuron_op *op, const void *cpu, const void *
   char text[4096];
   assert_ok(op->describe(&s->ctx, device, options, &s->table), &s->ctx);
   neff_of(&s->neff, op, device, &s->table);
+  if (op->op == STANDIN_FORWARD || op->op == STANDIN_BACKWARD) /* on the device experts lie together */
+    ((moe_blockwise_layer *)(void *)s->neff.kernel.args)->orders.per_expert = 0;
   load(s);
   for (int i = 0; i < OUTPUTS; i++)
     for (int k = 0; k < OUTPUT_BYTES / 2; k++)
@@ -55,6 +59,124 @@ static int lacks(const session *s, const char *name) {
   for (int32_t i = 0; i < s->table.count; i++)
     if (strcmp(s->table.operand[i].name, name) == 0) return 0;
   return 1;
+}
+
+/* -------------------------------------------------------------------------------------------------------- the layer */
+
+typedef struct layer {
+  int32_t valid;
+  float in_scale[2][E];
+  uint8_t codes[2][T * H];
+  float scales[2][T * H];
+  moe_quantized_activation activation[2];
+  const void *weight[3][E];       /* of experts: gate and up, down, up */
+  void *grad[2][3][E];            /* likewise */
+  moe_blockwise_mm_fwd_args fwd[2];
+  moe_blockwise_mm_bwd_args bwd[2];
+} layer;
+
+/* Weights in any order, apart, or an expert at a time; gradients likewise. */
+static void layer_orders(layer *y, problem *p, uint64_t random) {
+  moe_weight_orders *o = &y->fwd[0].layer.orders;
+  const size_t size = p->dtype == MOE_DTYPE_F32 ? 4 : 2, of[3] = {H * 2 * I, I * H, H * I};
+  *o = (moe_weight_orders){.gate_up = (moe_weight_order)(random % 3), .down = (moe_weight_order)(random >> 2 & 1),
+      .per_expert = random >> 3 & 1};
+  o->up_apart = random >> 4 & 1 && o->gate_up != MOE_ORDER_INTERLEAVED;
+  const void *plain[3] = {p->gate_up, p->down, (char *)p->gate_up + E * H * I * size};
+  for (int e = 0; e < E; e++)
+    for (int w = 0; w < 3; w++) {
+      const size_t at = (size_t)e * size * (w == 0 && o->up_apart ? H * I : of[w]);
+      y->weight[w][e] = (const char *)plain[w] + at;
+      for (int d = 0; d < 2; d++) y->grad[d][w][e] = outputs[d][w] + (size_t)e * 4 * of[w];
+    }
+  for (int d = 0; d < 2; d++) {
+    moe_blockwise_layer *l = &y->fwd[d].layer;
+    moe_blockwise_mm_bwd_args *b = &y->bwd[d];
+    l->orders = *o;
+    l->gate_up_proj_weight = o->per_expert ? (const void *)y->weight[0] : plain[0];
+    l->down_proj_weight = o->per_expert ? (const void *)y->weight[1] : plain[1];
+    l->up_proj_weight = !o->up_apart ? NULL : o->per_expert ? (const void *)y->weight[2] : plain[2];
+    if (o->up_apart && l->config.skip_gate && random >> 5 & 1) l->gate_up_proj_weight = NULL;
+    b->gate_up_proj_weight_grad = o->per_expert ? (void *)y->grad[d][0] : outputs[d][0];
+    b->down_proj_weight_grad = o->per_expert ? (void *)y->grad[d][1] : outputs[d][1];
+    b->up_proj_weight_grad = !o->up_apart ? NULL : o->per_expert ? (void *)y->grad[d][2] : outputs[d][2];
+  }
+}
+
+/* Hidden states or dY as codes and scales. */
+static void layer_quantized(layer *y, int which, uint64_t random) {
+  moe_quantized_activation *a = &y->activation[which];
+  *a = (moe_quantized_activation){.element = random & 1 ? MOE_ELEMENT_E4M3FN : MOE_ELEMENT_E2M1,
+      .codes = y->codes[which], .scales = y->scales[which]};
+  for (int i = 0; i < T * H; i++) y->codes[which][i] = (uint8_t)(i * 7 % 0x60), y->scales[which][i] = 0.01f;
+  if (random & 1) a->float_scales = random >> 1 & 1, a->block_rows = random >> 2 & 1, a->block_columns = 16;
+  if (!a->float_scales) memset(y->scales[which], 122, sizeof y->scales[which]);
+}
+
+static void layer_options(layer *y, const session *s, uint64_t *seed) {
+  const uint64_t random = test_random(seed);
+  moe_blockwise_layer *l = &y->fwd[0].layer;
+  moe_layer_config *o = &l->config;
+  *l = s->p->fwd[0].layer;
+  o->affinity_mode = (moe_affinity_mode)(random % MOE_AFFINITY_COUNT_);
+  o->activation = (moe_activation)((random >> 4) % MOE_ACT_COUNT_), o->skip_gate = random >> 12 & 1;
+  o->clamp = (uint32_t)(random >> 13) & (o->skip_gate ? 12 : 31);
+  o->gate_clamp_upper_limit = o->up_clamp_upper_limit = o->activation_clamp_upper_limit = 0.8f;
+  o->gate_clamp_lower_limit = o->up_clamp_lower_limit = -0.7f;
+  if (random >> 18 & 1 && !o->skip_gate) o->up_softcap = 1.5f, o->up_offset = 1;
+  l->checkpoint_dtype = (moe_dtype)((random >> 20) % 4), l->affinity_dtype = MOE_DTYPE_F32;
+  l->accumulation_dtype = random >> 22 & 1 ? s->p->dtype : MOE_DTYPE_DEFAULT;
+  if (random >> 23 & 1) y->valid = T - 3, l->num_valid_tokens = &y->valid;
+  for (int e = 0; e < E; e++) y->in_scale[0][e] = 0.01f * (float)(e + 1), y->in_scale[1][e] = 0.02f;
+  if ((random >> 24 & 3) == 0) {
+    l->mx.activations = (moe_mx_rounding){.enabled = 1, .element = MOE_ELEMENT_E4M3FN, .cast = MOE_CAST_SATURATE};
+    l->mx.gate_up_in_scale = y->in_scale[0], l->mx.down_in_scale = y->in_scale[1];
+  }
+  if (random >> 26 & 1) layer_quantized(y, 0, random >> 30), l->quantized_hidden_states = &y->activation[0];
+}
+
+static void layer_case(layer *y, session *s, uint64_t *seed) {
+  memset(y->fwd, 0, sizeof y->fwd), memset(y->bwd, 0, sizeof y->bwd);
+  layer_options(y, s, seed);
+  const uint64_t random = test_random(seed);
+  y->fwd[1].layer = y->fwd[0].layer;
+  layer_orders(y, s->p, random >> 8);
+  const int on_h = y->fwd[0].layer.config.affinity_mode != MOE_AFFINITY_ON_I;
+  if (random & 1) layer_quantized(y, 1, random >> 16);
+  for (int d = 0; d < 2; d++) {
+    moe_blockwise_mm_fwd_args *f = &y->fwd[d];
+    moe_blockwise_mm_bwd_args *b = &y->bwd[d];
+    b->layer = f->layer;
+    f->gate_up_activations_T = outputs[d][3], f->down_activations = on_h && random >> 1 & 1 ? outputs[d][4] : NULL;
+    f->scaled_intermediate_checkpoint_T = random >> 2 & 1 ? outputs[d][5] : NULL, f->output = outputs[d][6];
+    f->accumulate = random >> 3 & 1 ? MOE_ACCUMULATE_OUTPUT : 0;
+    b->gate_up_activations_T = random >> 4 & 1 ? s->p->out[0].saved : NULL;
+    b->down_activations = on_h && random >> 5 & 1 ? s->p->out[0].down : NULL;
+    b->scaled_intermediate_checkpoint_T = random >> 6 & 1 ? s->p->out[0].dgate_up : NULL;
+    b->output_hidden_states_grad = s->p->dy;
+    b->quantized_output_hidden_states_grad = random & 1 ? &y->activation[1] : NULL;
+    b->hidden_states_grad = outputs[d][7], b->expert_affinities_masked_grad = outputs[d][8];
+    b->gate_and_up_proj_bias_grad = outputs[d][9], b->down_proj_bias_grad = outputs[d][10];
+    b->weight_grad_dtype = random >> 7 & 1 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
+    b->accumulate = (uint32_t)(random >> 32) & 63;
+  }
+}
+
+static void test_layer(void **state) {
+  static layer y;
+  session s;
+  uint64_t seed = 41;
+  for (int skip_token = 0; skip_token < 2; skip_token++) {
+    session_open(&s, *(moe_dtype *)*state, skip_token);
+    for (int64_t i = 0; i < test_cases(100, 20); i++) {
+      layer_case(&y, &s, &seed);
+      const int bounded = !y.fwd[0].layer.mx.activations.enabled;
+      agree(&s, neuron_op_of(STANDIN_FORWARD, s.p->dtype), &y.fwd[0], &y.fwd[1], NULL, bounded);
+      agree(&s, neuron_op_of(STANDIN_BACKWARD, s.p->dtype), &y.bwd[0], &y.bwd[1], NULL, bounded);
+    }
+    session_close(&s);
+    control->reset();
+  }
 }
 
 /* ----------------------------------------------------------------------------------------------------- grouped GEMM */
@@ -211,8 +333,155 @@ static void test_grouped_slots(void **state) {
   session_close(&s);
 }
 
+/* ------------------------------------------------------------------------------------------------- MXFP8 operands */
+
+typedef struct mlp {
+  moe_mlp_mxfp8 m;
+  uint64_t seed;
+  float *x, *gate_up, *down, *dy;
+  moe_mlp_fwd_mxfp8_args fwd[2];
+  moe_mlp_bwd_mxfp8_args bwd[2];
+  moe_matmul_mxfp8_args matmul[2];
+} mlp;
+
+/* An operand in any state that the device has. */
+static moe_mxfp8_operand mlp_any(mlp *c, const float *values, int64_t F, int64_t K_) {
+  const int plain = c->m.format.layout == MOE_MX_LAYOUT_PLAIN || K_ % 32 != 0;
+  const int state = plain ? MLP_PLAIN : (int)(test_random(&c->seed) % 3);
+  return mlp_operand(&c->m.format, values, F, K_, state, (moe_mx_scales)(test_random(&c->seed) % 3)).given;
+}
+static moe_mxfp8_operand mlp_any_transposed(mlp *c, const float *values, int64_t F, int64_t K_) {
+  return mlp_any(c, mlp_transposed(values, F, K_), K_, F);
+}
+
+static void mlp_options(mlp *c) {
+  static const moe_mx_layout layout[] = {MOE_MX_LAYOUT_PLAIN, MOE_MX_LAYOUT_NKI_1X32, MOE_MX_LAYOUT_NKI_WRAPX,
+                                         MOE_MX_LAYOUT_NKI_WRAPX_WHOLE};
+  const uint64_t random = test_random(&c->seed);
+  const int64_t step = random % 4 ? 32 : 5; /* PLAIN: any size */
+  moe_layer_config *o = &c->m.config;
+  c->m = (moe_mlp_mxfp8){.S = step * (1 + (int64_t)(random >> 8 & 1)), .H = step * (1 + (int64_t)(random >> 9 & 1)),
+      .I = step * (1 + (int64_t)(random >> 10 & 1)), .format = {.layout = layout[random % 4],
+      .element = random >> 11 & 1 ? MOE_ELEMENT_E5M2 : MOE_ELEMENT_E4M3FN, .use_scale_rule = random >> 12 & 1}};
+  o->activation = (moe_activation)(random >> 16 & 15) % MOE_ACT_COUNT_;
+  o->clamp = (uint32_t)(random >> 20) & 31;
+  o->gate_clamp_upper_limit = 1.3f, o->gate_clamp_lower_limit = -0.9f, o->up_clamp_upper_limit = 0.7f;
+  o->up_clamp_lower_limit = -1.1f, o->activation_clamp_upper_limit = 0.6f;
+  if (random >> 25 & 1) o->up_offset = 1;
+  if (random >> 26 & 1) o->up_softcap = 2;
+  c->m.unrounded_gate_act = random >> 27 & 1;
+}
+
+static void mlp_case(mlp *c) {
+  mlp_options(c);
+  const int64_t S = c->m.S, H_ = c->m.H, I_ = c->m.I;
+  c->x = mlp_values(&c->seed, S * H_, 1), c->gate_up = mlp_values(&c->seed, 2 * I_ * H_, 0.3f);
+  c->down = mlp_values(&c->seed, H_ * I_, 0.3f), c->dy = mlp_values(&c->seed, S * H_, 1);
+  c->fwd[0] = (moe_mlp_fwd_mxfp8_args){.mlp = c->m, .hidden_states = mlp_any(c, c->x, S, H_),
+      .gate_up_weights = mlp_any(c, c->gate_up, 2 * I_, H_), .down_weight = mlp_any(c, c->down, H_, I_)};
+  c->matmul[0] = (moe_matmul_mxfp8_args){.M = S, .N = 2 * I_, .K = H_, .format = c->m.format,
+      .a = c->fwd[0].hidden_states, .b = c->fwd[0].gate_up_weights,
+      .output_dtype = (moe_dtype)(test_random(&c->seed) % 4)};
+  c->bwd[0] = (moe_mlp_bwd_mxfp8_args){.mlp = c->m, .hidden_states = c->fwd[0].hidden_states,
+      .gate_up_weights = c->fwd[0].gate_up_weights, .down_weight = c->fwd[0].down_weight,
+      .output_grad = mlp_any(c, c->dy, S, H_), .weight_grad_dtype = (moe_dtype)(test_random(&c->seed) % 4)};
+  const uint64_t given = test_random(&c->seed);
+  moe_mlp_bwd_mxfp8_args *b = &c->bwd[0];
+  if (given & 1) b->gate_weight_T = mlp_any_transposed(c, c->gate_up, I_, H_);
+  if (given & 2) b->up_weight_T = mlp_any_transposed(c, c->gate_up + I_ * H_, I_, H_);
+  if (given & 4) b->down_weight_T = mlp_any_transposed(c, c->down, H_, I_);
+  if (given & 8) b->hidden_states_T = mlp_any_transposed(c, c->x, S, H_);
+  if (given & 16) b->output_grad_T = mlp_any_transposed(c, c->dy, S, H_);
+  const float *saved = mlp_values(&c->seed, S * I_, 1);
+  if (given & 32) b->hidden_T = mlp_any_transposed(c, saved, S, I_);
+  if (given & 64) b->gate_pre = mlp_bf16(saved, S * I_);
+  if (given & 128) b->gate_act = mlp_bf16(saved, S * I_);
+  if (given & 256) b->up = mlp_bf16(saved, S * I_);
+  if (given & 512) b->hidden = mlp_bf16(saved, S * I_);
+  if (given & 1024) b->accumulate = MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD | MOE_ACCUMULATE_DOWN_WEIGHT_GRAD;
+}
+
+static void mlp_outputs(mlp *c, uint64_t wanted) {
+  c->fwd[1] = c->fwd[0], c->bwd[1] = c->bwd[0], c->matmul[1] = c->matmul[0];
+  for (int d = 0; d < 2; d++) {
+    moe_mlp_bwd_mxfp8_args *b = &c->bwd[d];
+    void **saved[] = {&c->fwd[d].gate_pre, &c->fwd[d].gate_act, &c->fwd[d].up, &c->fwd[d].hidden};
+    void **gradient[] = {&b->gate_pre_scratch, &b->gate_act_scratch, &b->up_scratch, &b->hidden_scratch, &b->d_gate,
+        &b->d_up, &b->d_gate_up_T, &b->hidden_states_grad, &b->gate_up_weight_grad, &b->down_weight_grad};
+    c->matmul[d].output = c->fwd[d].output = outputs[d][11];
+    for (int i = 0; i < 4; i++) *saved[i] = wanted >> i & 1 ? outputs[d][i] : NULL;
+    for (int i = 0; i < 10; i++) *gradient[i] = wanted >> i & 1 ? outputs[d][i] : NULL;
+    if (!b->gate_up_weight_grad) b->accumulate &= ~(uint32_t)MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD;
+    if (!b->down_weight_grad) b->accumulate &= ~(uint32_t)MOE_ACCUMULATE_DOWN_WEIGHT_GRAD;
+  }
+}
+
+static void test_mlp(void **state) {
+  (void)state;
+  mlp c = {.seed = 0x6d6c70};
+  session s;
+  session_open(&s, MOE_DTYPE_BF16, 0);
+  for (int64_t i = 0; i < test_cases(120, 30); i++) {
+    mlp_case(&c);
+    mlp_outputs(&c, i % 3 ? test_random(&c.seed) | 512 : 1023);
+    agree(&s, neuron_op_of(STANDIN_MATMUL, MOE_DTYPE_BF16), &c.matmul[0], &c.matmul[1], NULL, 1);
+    agree(&s, neuron_op_of(STANDIN_MLP_FORWARD, MOE_DTYPE_BF16), &c.fwd[0], &c.fwd[1], NULL, 1);
+    agree(&s, neuron_op_of(STANDIN_MLP_BACKWARD, MOE_DTYPE_BF16), &c.bwd[0], &c.bwd[1], NULL, 1);
+    mlp_release();
+  }
+  session_close(&s);
+}
+
+/* Names, types and shapes: words, and scales where the layout has them. */
+static void test_mlp_table(void **state) {
+  (void)state;
+  enum { S = 64, H_ = 96, I_ = 32 };
+  static moe_bf16 t[S * H_ * 8];
+  static uint8_t scales[S * H_ * 8];
+  session s;
+  const moe_mlp_mxfp8 m = {.S = S, .H = H_, .I = I_, .format = {.layout = MOE_MX_LAYOUT_NKI_WRAPX}};
+  const moe_mxfp8_operand plain = {.data = t}, swizzled = {.data = t, .is_swizzled = 1};
+  const moe_mxfp8_operand words = {.data = t, .scales = scales, .is_swizzled = 1};
+  moe_mxfp8_operand packed = words, oversized = words;
+  packed.scales_layout = MOE_MX_SCALES_NKI_PACKED, oversized.scales_layout = MOE_MX_SCALES_NKI_OVERSIZED;
+  moe_mlp_fwd_mxfp8_args fwd = {.mlp = m, .hidden_states = plain, .gate_up_weights = words, .down_weight = packed,
+      .gate_pre = t, .gate_act = t, .up = t, .hidden = t, .output = t};
+  moe_mlp_bwd_mxfp8_args bwd = {.mlp = m, .output_grad = swizzled, .hidden_states = plain, .gate_up_weights = words,
+      .gate_weight_T = plain, .up_weight_T = plain, .down_weight_T = oversized, .hidden_states_T = plain,
+      .output_grad_T = packed, .hidden_T = plain, .gate_pre = t, .up = t, .d_gate_up_T = t, .hidden_scratch = t,
+      .hidden_states_grad = t, .gate_up_weight_grad = t, .down_weight_grad = t, .weight_grad_dtype = MOE_DTYPE_F32,
+      .accumulate = MOE_ACCUMULATE_DOWN_WEIGHT_GRAD};
+  session_open(&s, MOE_DTYPE_BF16, 0);
+  assert_ok(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), &s.ctx);
+  assert_string_equal(IN_("hidden_states", BFLOAT16, 2, S, H_)->alias, "hidden");
+  WEIGHT_IN_("gate_up_weights", UINT32, 2, H_ / 4, 2 * I_);
+  assert_string_equal(WEIGHT_IN_("gate_up_weights_scales", UINT8, 2, H_ / 32, 2 * I_)->alias, "gate_up_scales");
+  WEIGHT_IN_("down_weight", UINT32, 2, I_ / 4, H_), WEIGHT_IN_("down_weight_scales", UINT8, 2, 128, H_);
+  assert_string_equal(OUT_("gate_pre", BFLOAT16, 2, S, I_)->alias, "save_gate_pre");
+  OUT_("gate_act", BFLOAT16, 2, S, I_), OUT_("up", BFLOAT16, 2, S, I_), OUT_("hidden", BFLOAT16, 2, S, I_);
+  OUT_("output", BFLOAT16, 2, S, H_);
+  assert_true(lacks(&s, "hidden_states_scales"));
+  assert_ok(moe_neuron_describe_mlp_bwd_mxfp8(&s.ctx, &bwd, NULL, &s.table), &s.ctx);
+  IN_("output_grad", BFLOAT16, 2, H_ / 4, 4 * S), WEIGHT_IN_("gate_weight_T", BFLOAT16, 2, H_, I_);
+  assert_string_equal(WEIGHT_IN_("down_weight_T", UINT32, 2, H_ / 4, I_)->alias, "down_proj_weight");
+  WEIGHT_IN_("down_weight_T_scales", UINT8, 2, H_ / 4, I_), IN_("output_grad_T_scales", UINT8, 2, 128, H_);
+  IN_("hidden_states_T", BFLOAT16, 2, H_, S), IN_("hidden_T", BFLOAT16, 2, I_, S), IN_("gate_pre", BFLOAT16, 2, S, I_);
+  assert_string_equal(IN_("hidden", BFLOAT16, 2, S, I_)->alias, "intermediate");
+  OUT_("hidden_scratch", BFLOAT16, 2, S, I_), OUT_("d_gate_up_T", BFLOAT16, 2, 2 * I_, S);
+  OUT_("hidden_states_grad", BFLOAT16, 2, S, H_), OUT_("gate_up_weight_grad", FLOAT32, 2, 2 * I_, H_);
+  OUT_("down_weight_grad", FLOAT32, 2, H_, I_), IN_("down_weight_grad", FLOAT32, 2, H_, I_);
+  fwd.down_weight.is_swizzled = 0, fwd.down_weight.scales_layout = MOE_MX_SCALES_OWN;
+  assert_fails(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
+               "down_weight is in no layout");
+  fwd.down_weight = packed, fwd.row_count = 32;
+  assert_fails(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx, "row_");
+  fwd.row_count = 0, fwd.mlp.S = 0;
+  assert_fails(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), MOE_ERROR_INVALID_SHAPE, &s.ctx, "S");
+  session_close(&s);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {OF(test_grouped, F32), OF(test_grouped, BF16), OF(test_grouped, FP16),
-      PLAIN(test_grouped_table), PLAIN(test_grouped_slots)};
+  const struct CMUnitTest tests[] = {OF(test_layer, F32), OF(test_layer, BF16), OF(test_layer, FP16), OF(test_grouped, F32), OF(test_grouped, BF16), OF(test_grouped, FP16),
+      PLAIN(test_grouped_table), PLAIN(test_grouped_slots), PLAIN(test_mlp), PLAIN(test_mlp_table)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

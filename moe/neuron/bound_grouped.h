@@ -17,43 +17,61 @@ typedef struct moe_neuron_position_ {
   const float *x, *dy;
 } moe_neuron_position_;
 
-/* Y = (s + b)*w or s*w + b: products, weights and the result before the weight may be rounded. */
+/* n products a[k]*b[k], b's stride apart: their sum, that of their magnitudes, and of their squares. */
+typedef struct moe_neuron_sums_of_ {
+  double value, size, square;
+} moe_neuron_sums_of_;
+MOE_FN moe_neuron_sums_of_ moe_neuron_dot_(const float *a, const float *b, int64_t n, int64_t stride) {
+  moe_neuron_sums_of_ sums = {0, 0, 0};
+  for (int64_t k = 0; k < n; k++) {
+    const double p = (double)a[k] * (double)b[k * stride];
+    sums.value += p, sums.size += fabs(p), sums.square += p * p;
+  }
+  return sums;
+}
+
+/* Y = (s + b)*w, where w and s + b may be rounded; or s*w + b, where w*x may be. */
 MOE_FN void moe_neuron_grouped_y_(moe_neuron_grouped_ *g, const moe_neuron_position_ *p) {
   const moe_grouped_gemm_args *a = g->a;
-  const double gamma = moe_neuron_gamma_(g->bounds, a->K) + g->w.error, w = fabs(p->weight);
+  const int post = a->topk_mode == MOE_TOPK_POST;
+  const double gamma = moe_neuron_gamma_(g->bounds, a->K) + g->w.error, w = p->weight;
   const double rounds = a->topk_weights ? g->bounds->roundings : 0;
   const float *values = moe_neuron_expert_(&g->w, p->e);
   for (int64_t n = 0; n < a->N; n++) {
-    double size = 0, b = g->bias ? fabs((double)g->bias[p->e * a->N + n]) : 0;
-    for (int64_t k = 0; k < a->K; k++) size += fabs((double)p->x[k] * (double)values[k * a->N + n]);
-    if (a->topk_mode == MOE_TOPK_POST) b *= w;
-    moe_neuron_add_bound_(g->bounds, g->y, (a->permute_y ? p->slot : p->pos) * a->N + n, w * size + b,
-                          (gamma + rounds) * w * size + (2 * MOE_NEURON_U_ + rounds) * (w * size + b));
+    const moe_neuron_sums_of_ s = moe_neuron_dot_(p->x, values + n, a->K, a->N);
+    const double b = (g->bias ? (double)g->bias[p->e * a->N + n] : 0) * (post ? w : 1);
+    const double size = fabs(w) * s.size + fabs(b);
+    const double rounded = post ? fabs(s.value * w + b)
+                                : moe_neuron_carried_(g->bounds, fabs(w) * s.size, w * w * s.square);
+    moe_neuron_add_bound_(g->bounds, g->y, (a->permute_y ? p->slot : p->pos) * a->N + n, size,
+                          (gamma + 2 * MOE_NEURON_U_) * size + rounds * rounded);
   }
 }
 
-/* dX = (dy*W)*w, of a slot or summed over a token's; and <dy*W,x> + <dy,b>, or <dy,y>. */
+/* dX = (dy*W)*w, of a slot or summed over a token's, where dy*w or dy*W may be rounded; and <dy*W,x> + <dy,b>, or
+   <dy,y>. */
 MOE_FN void moe_neuron_grouped_dx_(moe_neuron_grouped_ *g, const moe_neuron_position_ *p) {
   const moe_grouped_gemm_args *a = g->a;
-  const moe_neuron_bounds_ *bounds = g->bounds;
+  moe_neuron_bounds_ *bounds = g->bounds;
   const double gamma = moe_neuron_gamma_(bounds, a->N) + g->w.error, w = fabs(p->weight);
-  const double rounds = a->topk_weights ? bounds->roundings : 0, sums = a->sum_topk ? (double)a->topk : 0;
+  const double rounds = a->topk_weights ? bounds->roundings : 0;
+  const double sums = a->sum_topk ? (double)a->topk * (bounds->operand + MOE_NEURON_U_) : 0;
   const int64_t row = a->sum_topk ? p->slot / a->topk : a->permute_x ? p->slot : p->pos;
   const float *values = moe_neuron_expert_(&g->w, p->e);
-  double dot = 0, dot_bias = 0;
+  double dot = 0;
   for (int64_t k = 0; k < a->K; k++) {
-    double size = 0;
-    for (int64_t n = 0; n < a->N; n++) size += fabs((double)p->dy[n] * (double)values[k * a->N + n]);
+    const moe_neuron_sums_of_ d = moe_neuron_dot_(p->dy, values + k * a->N, a->N, 1);
+    const double rounded = moe_neuron_carried_(bounds, d.size, d.square) + fabs(d.value);
     if (g->dx)
-      moe_neuron_add_bound_(g->bounds, g->dx, row * a->K + k, w * size,
-                            (gamma + rounds + sums * (bounds->operand + MOE_NEURON_U_)) * w * size);
-    if (g->dot) dot += size * fabs((double)p->x[k]);
+      moe_neuron_add_bound_(bounds, g->dx, row * a->K + k, w * d.size,
+                            w * ((gamma + sums) * d.size + rounds * rounded));
+    if (g->dot) dot += d.size * fabs((double)p->x[k]);
   }
   if (!g->dot) return;
-  for (int64_t n = 0; n < a->N && g->bias && a->topk_mode == MOE_TOPK_POST; n++)
-    dot_bias += fabs((double)p->dy[n] * (double)g->bias[p->e * a->N + n]);
-  moe_neuron_add_bound_(g->bounds, g->dot, p->slot, dot + dot_bias,
-                        (gamma + moe_neuron_gamma_(bounds, a->K) + bounds->roundings) * (dot + dot_bias));
+  if (g->bias && a->topk_mode == MOE_TOPK_POST)
+    dot += moe_neuron_dot_(p->dy, g->bias + p->e * a->N, a->N, 1).size;
+  moe_neuron_add_bound_(bounds, g->dot, p->slot, dot,
+                        (gamma + moe_neuron_gamma_(bounds, a->K) + bounds->roundings) * dot);
 }
 
 /* dW = dy^T (w*x), sum of dy*w: rows are contracted. */

@@ -272,11 +272,21 @@ MOE_FN void moe_neuron_mlp_out_(const moe_neuron_mlp_ *p, const char *name, cons
                        (double)m->e[i * m->columns + j]);
 }
 
-/* gate_act and hidden, and all that their gradients need; of what is given there are bounds no more. */
+/* gate_pre or up is kept as bf16, or is not. */
+MOE_FN void moe_neuron_mlp_keep_(const moe_neuron_mlp_ *p, const char *name, const void *given,
+                                 moe_neuron_matrix_ *part) {
+  moe_neuron_mlp_out_(p, name, part, 0, 0);
+  for (int64_t i = 0; i < p->S * p->I && !given; i++)
+    moe_neuron_more_(&part->e[i],
+                     moe_neuron_unit_of_(MOE_DTYPE_BF16) * (fabs((double)part->v[i]) + (double)part->e[i]));
+}
+
+/* gate_act and hidden, and all that their gradients need. */
 MOE_FN moe_status moe_neuron_mlp_unit_(const moe_neuron_mlp_ *p, const moe_neuron_checkpoints_ *saved,
-                                       const moe_neuron_matrix_ part[2], moe_neuron_unit_ *unit,
+                                       moe_neuron_matrix_ part[2], moe_neuron_unit_ *unit,
                                        moe_neuron_matrix_ *hidden) {
   moe_neuron_matrix_ act;
+  for (int k = 0; k < 2; k++) moe_neuron_mlp_keep_(p, saved->name[k], saved->given[k], &part[k]);
   MOE_NEURON_TRY_(moe_neuron_matrix_new_(p->ctx, p->bounds, p->S, p->I, &act));
   MOE_NEURON_TRY_(moe_neuron_matrix_new_(p->ctx, p->bounds, p->S, p->I, hidden));
   for (int64_t i = 0; i < p->S * p->I; i++) {
@@ -295,7 +305,6 @@ MOE_FN moe_status moe_neuron_mlp_unit_(const moe_neuron_mlp_ *p, const moe_neuro
     moe_neuron_widen_(MOE_DTYPE_BF16, saved->given[3], i, 1, &hidden->v[i]);
     hidden->e[i] = 0;
   }
-  moe_neuron_mlp_out_(p, saved->name[0], &part[0], 0, 0), moe_neuron_mlp_out_(p, saved->name[1], &part[1], 0, 0);
   moe_neuron_mlp_out_(p, saved->name[2], &act, 0, 0), moe_neuron_mlp_out_(p, saved->name[3], hidden, 0, 0);
   return MOE_OK;
 }
