@@ -32,6 +32,9 @@ typedef struct grouped {
   uint64_t seed;
   test_tensor x, w, bias, dy, weights, y[2], dx[2], dot[2], dw[2], bias_grad[2];
   int32_t sizes[EXPERTS], gather[TOTAL];
+  uint8_t codes[EXPERTS * N_ * K_];
+  float values[EXPERTS * N_ * K_], scales[EXPERTS * N_]; /* of quantised weights */
+  moe_quantized_weight quantized;
   moe_grouped_gemm_args args[2];
 } grouped;
 
@@ -69,6 +72,13 @@ static void grouped_new(grouped *g, moe_dtype dtype, uint64_t seed) {
         .dX = g->dx[d].data, .topk_weights_grad = g->dot[d].data, .dW = g->dw[d].data,
         .bias_grad = g->bias_grad[d].data, .accumulate = random >> 12 & 1 ? MOE_ACCUMULATE_Y | MOE_ACCUMULATE_DX |
             MOE_ACCUMULATE_DW | MOE_ACCUMULATE_BIAS_GRAD | MOE_ACCUMULATE_TOPK_WEIGHTS_GRAD : 0};
+  if (random >> 13 & 3) return;
+  g->quantized = (moe_quantized_weight){.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_COLUMN_PER_EXPERT,
+      .codes = g->codes, .scales = g->scales};
+  for (int i = 0; i < EXPERTS * N_ * K_; i++) g->codes[i] = (uint8_t)(test_random(&seed) & 0xbf);
+  for (int i = 0; i < EXPERTS * N_; i++) g->scales[i] = 0.3f + (float)test_unit(&seed);
+  (void)moe_e4m3fn_to_f32(NULL, g->values, g->codes, EXPERTS * N_ * K_);
+  g->args[0].quantized_W = g->args[1].quantized_W = &g->quantized;
 }
 
 static void grouped_free(grouped *g) {
@@ -79,7 +89,9 @@ static void grouped_free(grouped *g) {
 
 static double weight_at(const grouped *g, int wrong, int64_t e, int64_t n, int64_t k) {
   const int ekn = (g->args[0].weight_order == MOE_GROUPED_EKN) != (wrong == OTHER_ORDER);
-  return test_tensor_get(&g->w, ekn ? (e * K_ + k) * N_ + n : (e * N_ + n) * K_ + k);
+  const int64_t at = ekn ? (e * K_ + k) * N_ + n : (e * N_ + n) * K_ + k;
+  if (!g->args[0].quantized_W) return test_tensor_get(&g->w, at);
+  return (double)g->values[at] * (double)g->scales[e * N_ + n]; /* not rounded */
 }
 
 /* Stores a result, rounded before it is added to what is there. */

@@ -67,6 +67,42 @@ static test_tensor come_back(test_case *c, test_case *device, int i) {
   return to;
 }
 
+/* A weight or gradient [E,K,parts,columns], as `order` has it. */
+static test_tensor reorder(const test_tensor *from, moe_weight_order order, int64_t K, int64_t parts, int64_t columns) {
+  test_tensor to = test_tensor_new(from->dtype, from->count);
+  for (int64_t i = 0; i < from->count; i++) {
+    const int64_t e = i / (K * parts * columns), k = i / (parts * columns) % K, p = i / columns % parts;
+    const int64_t n = i % columns;
+    const int64_t row = order == MOE_ORDER_OUT_IN ? p * columns + n : n * parts + p;
+    test_tensor_set(&to, order == MOE_ORDER_IN_OUT ? i : (e * parts * columns + row) * K + k,
+                    test_tensor_get(from, i));
+  }
+  return to;
+}
+
+/* The case's weights and both sides' gradients in any order. */
+typedef struct ordered {
+  moe_weight_orders orders;
+  test_tensor gate_up, down, grad[2][2];
+} ordered;
+static ordered order_case(test_case *c, const test_tensor *device_grad) {
+  const moe_blockwise_layer *l = &c->layer;
+  ordered o = {.orders = {.gate_up = (moe_weight_order)test_random_range(&c->rng, 0, 2),
+      .down = (moe_weight_order)test_random_range(&c->rng, 0, 1)}};
+  o.gate_up = reorder(&c->wgu, o.orders.gate_up, l->H, 2, l->I);
+  o.down = reorder(&c->wd, o.orders.down, l->I, 1, l->H);
+  for (int d = 0; d < 2; d++) {
+    const test_tensor *g = d ? device_grad : c->grad;
+    o.grad[d][0] = reorder(&g[TEST_DWGU], o.orders.gate_up, l->H, 2, l->I);
+    o.grad[d][1] = reorder(&g[TEST_DWD], o.orders.down, l->I, 1, l->H);
+  }
+  return o;
+}
+static void order_free(ordered *o) {
+  test_tensor *all[] = {&o->gate_up, &o->down, &o->grad[0][0], &o->grad[0][1], &o->grad[1][0], &o->grad[1][1]};
+  for (int i = 0; i < 6; i++) test_tensor_free(all[i]);
+}
+
 #define COMPARE(function, dtype, ...)                                                                         \
   ((dtype) == MOE_DTYPE_F32    ? moe_neuron_compare_blockwise_mm_##function##_f32(__VA_ARGS__)                \
    : (dtype) == MOE_DTYPE_BF16 ? moe_neuron_compare_blockwise_mm_##function##_bf16(__VA_ARGS__)               \
@@ -105,14 +141,15 @@ static void check_backward(test_case *c, test_case *device, moe_context *ctx) {
   const tensors from = list(c), to = list(device);
   test_tensor grad[TEST_GRADIENTS];
   moe_neuron_report report;
-  moe_layer_config *o = &device->layer.config;
-  float *limits[] = {&o->gate_clamp_upper_limit, &o->gate_clamp_lower_limit, &o->up_clamp_upper_limit,
-                     &o->up_clamp_lower_limit};
+  moe_layer_config *config = &device->layer.config;
+  float *limits[] = {&config->gate_clamp_upper_limit, &config->gate_clamp_lower_limit, &config->up_clamp_upper_limit,
+                     &config->up_clamp_lower_limit};
   for (int i = 0; i < 4; i++) *limits[i] = (float)test_dtype_round(c->layer.checkpoint_dtype, (double)*limits[i]);
   for (int i = 7; i < 9; i++) reverse(from.of[i], from.shape[i], from.reversed[i], to.of[i]);
   if (test_case_backward(c, ctx) != MOE_OK || test_case_backward(device, ctx) != MOE_OK) fail_msg("%s", ctx->message);
   moe_blockwise_mm_bwd_args args[2];
   for (int i = 0; i < TEST_GRADIENTS; i++) grad[i] = come_back(c, device, 10 + i);
+  ordered o = order_case(c, grad);
   for (int d = 0; d < 2; d++) {
     const test_tensor *g = d ? grad : c->grad;
     args[d] = (moe_blockwise_mm_bwd_args){.layer = c->layer,
@@ -120,13 +157,16 @@ static void check_backward(test_case *c, test_case *device, moe_context *ctx) {
         .down_activations = c->keep_down_checkpoint ? c->down.data : NULL, .output_hidden_states_grad = c->dy.data,
         .hints = c->hints, .not_accumulating = c->not_accumulating, .affinity_option = c->affinity_option,
         .kernel_type = c->dropping ? MOE_KERNEL_DROPPING : MOE_KERNEL_DROPLESS, .hidden_states_grad = g[0].data,
-        .expert_affinities_masked_grad = g[1].data, .gate_up_proj_weight_grad = g[2].data,
-        .down_proj_weight_grad = g[3].data, .gate_and_up_proj_bias_grad = g[4].data, .down_proj_bias_grad = g[5].data,
+        .expert_affinities_masked_grad = g[1].data, .gate_up_proj_weight_grad = o.grad[d][0].data,
+        .down_proj_weight_grad = o.grad[d][1].data, .gate_and_up_proj_bias_grad = g[4].data, .down_proj_bias_grad = g[5].data,
         .weight_grad_dtype = c->weight_grad_dtype};
+    args[d].layer.orders = o.orders;
+    args[d].layer.gate_up_proj_weight = o.gate_up.data, args[d].layer.down_proj_weight = o.down.data;
   }
   const moe_status status = COMPARE(bwd, c->dtype, ctx, &args[0], &args[1], NULL, &report);
   judge(c, &report, status, ctx);
   for (int i = 0; i < TEST_GRADIENTS; i++) test_tensor_free(&grad[i]);
+  order_free(&o);
 }
 
 static void fill_case(test_case *c) {
@@ -151,6 +191,9 @@ static void test_bounds(void **state) {
     c.seed = c.rng = test_case_seed(seed, (uint64_t)i);
     test_case_options(&c, dtype, &most);
     test_case_real_activation(&c);
+    if (test_with(&c.rng, 0.2)) c.layer.config.clamp |= MOE_CLAMP_ACTIVATION_UPPER;
+    c.layer.config.activation_clamp_upper_limit = 0.4f;
+    if (!c.layer.config.skip_gate && test_with(&c.rng, 0.2)) c.layer.config.up_softcap = 1.25f;
     c.accumulate_output = 0, c.accumulate = 0, c.omit = 0;
     test_route_case(&c);
     test_case_allocate(&c);
