@@ -1,5 +1,5 @@
-/* npy.h: reads .npy files, as numpy.save writes them: versions 1 to 3, C order, little-endian. bfloat16 is what
-   ml_dtypes saves ("V2"). */
+/* npy.h: reads .npy files, as numpy.save writes them: versions 1 to 3, C order, little-endian. bfloat16 and 8-bit floats
+   are what ml_dtypes saves ("V2", "V1"). */
 #ifndef EXAMPLE_NPY_H
 #define EXAMPLE_NPY_H
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum npy_type { NPY_OTHER, NPY_F32, NPY_F16, NPY_BF16, NPY_I32, NPY_I64 } npy_type;
+typedef enum npy_type { NPY_OTHER, NPY_F32, NPY_F16, NPY_BF16, NPY_I32, NPY_I64, NPY_U16, NPY_U8 } npy_type;
 
 typedef struct npy {
   npy_type type;
@@ -24,7 +24,8 @@ static npy_type npy_type_of(const char *descr, size_t *bytes) {
     npy_type type;
     size_t bytes;
   } known[] = {{"<f4", NPY_F32, 4}, {"<f2", NPY_F16, 2}, {"V2", NPY_BF16, 2}, {"bfloat16", NPY_BF16, 2},
-               {"<i4", NPY_I32, 4}, {"<u4", NPY_I32, 4}, {"<i8", NPY_I64, 8}};
+               {"<i4", NPY_I32, 4}, {"<u4", NPY_I32, 4}, {"<i8", NPY_I64, 8}, {"<u2", NPY_U16, 2}, {"u1", NPY_U8, 1},
+               {"V1", NPY_U8, 1}, {"f1", NPY_U8, 1}};
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
     if (strstr(descr, known[i].name)) return *bytes = known[i].bytes, known[i].type;
   return *bytes = 0, NPY_OTHER;
@@ -52,7 +53,7 @@ static const char *npy_parse(const char *text, npy *array, size_t *bytes) {
   if (!descr || !order || !at || !(at = strchr(at, '('))) return "no header of numpy's";
   sscanf(descr + 8, " '%15[^']", name);
   array->type = npy_type_of(name, bytes);
-  if (array->type == NPY_OTHER) return "neither float32, float16, bfloat16, int32 nor int64";
+  if (array->type == NPY_OTHER) return "of no type that is known here";
   if (strstr(order, "True")) return "in Fortran order";
   array->count = 1;
   for (char *end; array->ndim < 8; at = end) {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # neuron_examples.sh: examples/neuron_forward.c where there is no runtime, or a stand-in for it without a kernel; and
-# examples/neuron_compare.c on .npy files with outputs that are right, and that are not.
+# examples/neuron_compare.c on .npy files with outputs that are right, and that are not, of every operation.
 . "$(dirname "$0")/support/checks.sh"
 
 example() { gcc -std=gnu11 -O1 $strict -I"$root" "$root/examples/$1.c" -o "$work/$1" -lm -ldl; }
@@ -62,8 +62,32 @@ right() {
 wrong() { compare --type "$1" forward in wrong; [ $? -eq 1 ] && grep -q '^output .* 40 *1 .* 7: ' compare.out; }
 refused() { compare --type f32 "$@"; [ $? -eq 2 ]; }
 
+# Calls of every operation, written by a program of our own.
+save() {
+  gcc -std=gnu11 -O1 -I"$root" -I"$root/tests" "$root/tests/neuron/save_npy.c" -o "$work/save_npy" -lcmocka -lm -ldl &&
+    mkdir -p "$work/cases" && "$work/save_npy" "$work/cases"
+}
+case_is() { # code case outputs
+  cd "$work/cases/$2" && "$work/neuron_compare" $(cat options) in "$3" >compare.out 2>&1
+  [ $? -eq "$1" ] || { cat compare.out; false; }
+}
+
 for name in neuron_forward neuron_compare; do check "$name compiles" example $name; done
 check "neuron_forward: without a runtime it says so, and runs on the CPU" without_runtime
+if echo '#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>' | gcc -fsyntax-only -xc - 2>/dev/null; then
+  check "calls of every operation as .npy files" save
+  for name in forward forward_fp8 forward_blocks forward_mxfp4 forward_mxfp8 backward grouped grouped_dx grouped_dw \
+    grouped_fp8 matmul mlp_forward mlp_backward; do
+    check "neuron_compare: $name, right" case_is 0 $name right
+    check "neuron_compare: $name, one element that is not" case_is 1 $name wrong
+  done
+else
+  skip "neuron_compare on every operation (needs cmocka)"
+fi
 if have python3; then
   check "tensors" sh -c "cd '$work' && python3 tensors.py"
   check "neuron_compare: outputs that are right, f32 and bf16" right

@@ -33,7 +33,7 @@ static void assert_same_outputs(const problem *p) {
   assert_memory_equal(&p->out[0], &p->out[1], sizeof p->out[0]);
 }
 
-/* --------------------------------------------------------------------------------------------------------- absence */
+/* ---------------------------------------------------------------------------------------------------------- absence */
 
 static void test_no_runtime(void **state) {
   (void)state;

@@ -1,6 +1,6 @@
 /* The bounds of moe_neuron.h's reports on grouped GEMM and on products of MXFP8 operands. The "device" is written out
-   here: it sums in another order, and rounds more or less than the CPU does. Every element is within its bound, and what
-   a kernel gets wrong is not. */
+   here: it sums in another order, and rounds more or less than the CPU does. Every element is within its bound, and
+   what a kernel gets wrong is not. */
 #include "support/mlp.h"
 
 #include "moe/moe_neuron.h"
@@ -193,7 +193,7 @@ static void test_grouped(void **state) {
   assert_true(widest > 0.02);
 }
 
-/* ------------------------------------------------------------------------------------------------- MXFP8 operands */
+/* --------------------------------------------------------------------------------------------------- MXFP8 operands */
 
 /* a [M,K] times b [N,K]^T, summed in double. */
 static float *product(const float *a, int64_t M, const float *b, int64_t N, int64_t K) {

@@ -1,6 +1,6 @@
-/* Every operation of moe_neuron.h, with every option that has tensors of its own, against the stand-in for libnrt: names,
-   types and shapes are what they should be, what is bound, run and read back is to the bit what the CPU computes, and the
-   report finds nothing. */
+/* Every operation of moe_neuron.h, with every option that has tensors of its own, against the stand-in for libnrt:
+   names, types and shapes are what they should be, what is bound, run and read back is to the bit what the CPU
+   computes, and the report finds nothing. */
 #include "support/mlp.h"
 
 #include "neuron/fixture.h"
@@ -293,7 +293,8 @@ static void test_grouped_table(void **state) {
   assert_ok(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), &s.ctx);
   WEIGHT_IN_("W", UINT32, 1, E * OUT * IN / 4), WEIGHT_IN_("W_scale", UINT8, 1, E * OUT * IN / 32);
   q.layout = MOE_MX_LAYOUT_PLAIN;
-  assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx, "W is");
+  assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
+               "W is");
   a.quantized_W = NULL, a.W = NULL, a.packed_W = g.w, a.packed_W_bytes = sizeof g.w;
   assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
                "packed W");
@@ -333,7 +334,7 @@ static void test_grouped_slots(void **state) {
   session_close(&s);
 }
 
-/* ------------------------------------------------------------------------------------------------- MXFP8 operands */
+/* --------------------------------------------------------------------------------------------------- MXFP8 operands */
 
 typedef struct mlp {
   moe_mlp_mxfp8 m;
@@ -481,7 +482,8 @@ static void test_mlp_table(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {OF(test_layer, F32), OF(test_layer, BF16), OF(test_layer, FP16), OF(test_grouped, F32), OF(test_grouped, BF16), OF(test_grouped, FP16),
+  const struct CMUnitTest tests[] = {OF(test_layer, F32), OF(test_layer, BF16), OF(test_layer, FP16),
+      OF(test_grouped, F32), OF(test_grouped, BF16), OF(test_grouped, FP16),
       PLAIN(test_grouped_table), PLAIN(test_grouped_slots), PLAIN(test_mlp), PLAIN(test_mlp_table)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

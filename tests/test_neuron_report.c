@@ -158,7 +158,8 @@ static void check_backward(test_case *c, test_case *device, moe_context *ctx) {
         .hints = c->hints, .not_accumulating = c->not_accumulating, .affinity_option = c->affinity_option,
         .kernel_type = c->dropping ? MOE_KERNEL_DROPPING : MOE_KERNEL_DROPLESS, .hidden_states_grad = g[0].data,
         .expert_affinities_masked_grad = g[1].data, .gate_up_proj_weight_grad = o.grad[d][0].data,
-        .down_proj_weight_grad = o.grad[d][1].data, .gate_and_up_proj_bias_grad = g[4].data, .down_proj_bias_grad = g[5].data,
+        .down_proj_weight_grad = o.grad[d][1].data, .gate_and_up_proj_bias_grad = g[4].data,
+        .down_proj_bias_grad = g[5].data,
         .weight_grad_dtype = c->weight_grad_dtype};
     args[d].layer.orders = o.orders;
     args[d].layer.gate_up_proj_weight = o.gate_up.data, args[d].layer.down_proj_weight = o.down.data;

@@ -6,7 +6,7 @@
 #ifndef MOE_NEURON_BOUND_H
 #define MOE_NEURON_BOUND_H
 
-/* ---------------------------------------------------------------------------------------------------------- memory */
+/* ----------------------------------------------------------------------------------------------------------- memory */
 
 /* Memory that a comparison takes, released all at once. */
 enum { MOE_NEURON_BLOCKS_ = 128 };
@@ -50,7 +50,7 @@ MOE_FN double moe_neuron_unit_of_(moe_dtype dtype) {
   return dtype == MOE_DTYPE_BF16 ? 0x1p-8 : dtype == MOE_DTYPE_FP16 ? 0x1p-11 : 0x1p-24;
 }
 
-/* ------------------------------------------------------------------------------------------------- bounds of outputs */
+/* ------------------------------------------------------------------------------------------------ bounds of outputs */
 
 /* An output's bounds, [n] each: the second and third are there once something was added. */
 typedef struct moe_neuron_out_ {

@@ -41,8 +41,8 @@ MOE_FN void moe_neuron_grouped_y_(moe_neuron_grouped_ *g, const moe_neuron_posit
     const moe_neuron_sums_of_ s = moe_neuron_dot_(p->x, values + n, a->K, a->N);
     const double b = (g->bias ? (double)g->bias[p->e * a->N + n] : 0) * (post ? w : 1);
     const double size = fabs(w) * s.size + fabs(b);
-    const double rounded = post ? fabs(s.value * w + b)
-                                : moe_neuron_carried_(g->bounds, fabs(w) * s.size, w * w * s.square);
+    const double rounded =
+        post ? fabs(s.value * w + b) : moe_neuron_carried_(g->bounds, fabs(w) * s.size, w * w * s.square);
     moe_neuron_add_bound_(g->bounds, g->y, (a->permute_y ? p->slot : p->pos) * a->N + n, size,
                           (gamma + 2 * MOE_NEURON_U_) * size + rounds * rounded);
   }
@@ -68,8 +68,7 @@ MOE_FN void moe_neuron_grouped_dx_(moe_neuron_grouped_ *g, const moe_neuron_posi
     if (g->dot) dot += d.size * fabs((double)p->x[k]);
   }
   if (!g->dot) return;
-  if (g->bias && a->topk_mode == MOE_TOPK_POST)
-    dot += moe_neuron_dot_(p->dy, g->bias + p->e * a->N, a->N, 1).size;
+  if (g->bias && a->topk_mode == MOE_TOPK_POST) dot += moe_neuron_dot_(p->dy, g->bias + p->e * a->N, a->N, 1).size;
   moe_neuron_add_bound_(bounds, g->dot, p->slot, dot,
                         (gamma + moe_neuron_gamma_(bounds, a->K) + bounds->roundings) * dot);
 }

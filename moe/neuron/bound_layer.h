@@ -192,8 +192,8 @@ MOE_FN void moe_neuron_gate_up_weight_grad_(const moe_neuron_layer_ *y, const mo
   int64_t stride;
   for (int64_t h = 0; h < w->K && out; h++) {
     const int64_t at = moe_neuron_weight_row_(w, row->e, h, part, &stride), from = part * w->columns;
-    moe_neuron_contract_(y, row, out, at, stride, w->columns, fabs(a * (double)y->x[row->t * w->K + h]),
-                         y->gu.v + from, y->gu.e + from);
+    moe_neuron_contract_(y, row, out, at, stride, w->columns, fabs(a * (double)y->x[row->t * w->K + h]), y->gu.v + from,
+                         y->gu.e + from);
   }
 }
 
@@ -332,9 +332,9 @@ MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, 
   y->terms = (int32_t *)moe_neuron_take_(&b->scratch, l->T, sizeof *y->terms);
   y->unit = (moe_neuron_unit_ *)moe_neuron_take_(&b->scratch, l->I, sizeof *y->unit);
   y->size = (double *)moe_neuron_take_(&b->scratch, 2 * l->H, sizeof *y->size);
-  if (b->failed || (not_accumulating && !y->last) || !y->rows || !y->blocks || !y->terms || !y->unit || !y->size || !moe_neuron_take_values_(b, &y->gu, 2 * l->I) ||
-      !moe_neuron_take_values_(b, &y->m, l->I) || !moe_neuron_take_values_(b, &y->dm, l->I) ||
-      !moe_neuron_take_values_(b, &y->h, l->H))
+  if (b->failed || (not_accumulating && !y->last) || !y->rows || !y->blocks || !y->terms || !y->unit || !y->size ||
+      !moe_neuron_take_values_(b, &y->gu, 2 * l->I) || !moe_neuron_take_values_(b, &y->m, l->I) ||
+      !moe_neuron_take_values_(b, &y->dm, l->I) || !moe_neuron_take_values_(b, &y->h, l->H))
     return moe_neuron_no_memory_(ctx);
   y->gate_up_grad = moe_neuron_gate_up_weight_(l, b->dtype), y->down_grad = moe_neuron_down_weight_(l, b->dtype);
   MOE_NEURON_TRY_(moe_neuron_loaded_new_(ctx, b, y->gate_up_grad, &y->gate_up));

@@ -1,6 +1,6 @@
-/* Bounds of products of MXFP8 operands, and of the MLP that is made of them. What is given is rounded to MX alike by all;
-   what was computed has an error, and may be rounded to whatever the ends of its interval are, under every scale that
-   its group may have. */
+/* Bounds of products of MXFP8 operands, and of the MLP that is made of them. What is given is rounded to MX alike by
+   all; what was computed has an error, and may be rounded to whatever the ends of its interval are, under every scale
+   that its group may have. */
 #ifndef MOE_NEURON_BOUND_MLP_H
 #define MOE_NEURON_BOUND_MLP_H
 
@@ -65,7 +65,7 @@ MOE_FN void moe_neuron_multiply_(moe_neuron_bounds_ *bounds, const moe_neuron_ma
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------- rounding */
+/* --------------------------------------------------------------------------------------------------------- rounding */
 
 /* Memory for rounding a row of K elements. */
 typedef struct moe_neuron_round_ {
@@ -133,8 +133,7 @@ MOE_FN void moe_neuron_round_under_(const moe_mx_rounding *rule, const moe_neuro
 /* A row with errors, by position: q is v rounded, `far` how far from that another rounding can be. */
 MOE_FN void moe_neuron_round_interval_(const moe_mx_rounding *rule, const moe_neuron_round_ *r) {
   for (int most = 0; most < 2; most++) {
-    for (int64_t n = 0; n < r->K; n++)
-      r->x[n] = most ? fabsf(r->v[n]) + r->e[n] : fmaxf(fabsf(r->v[n]) - r->e[n], 0);
+    for (int64_t n = 0; n < r->K; n++) r->x[n] = most ? fabsf(r->v[n]) + r->e[n] : fmaxf(fabsf(r->v[n]) - r->e[n], 0);
     moe_neuron_round_mx_(rule, r, r->x, NULL, r->scale[most]);
   }
   for (int64_t n = 0; n < r->K; n++) { /* where there are more than two scales, it can be anything */
@@ -173,8 +172,7 @@ MOE_FN moe_status moe_neuron_decode_(const moe_neuron_mlp_ *p, const moe_mxfp8_o
                                           .scales_layout = x->scales_layout,
                                           .codes = x->data,
                                           .scales = x->scales};
-  const moe_neuron_weight_ weight = {
-      .quantized = &quantized, .E = 1, .K = m->columns, .parts = 1, .columns = m->rows};
+  const moe_neuron_weight_ weight = {.quantized = &quantized, .E = 1, .K = m->columns, .parts = 1, .columns = m->rows};
   moe_neuron_loaded_ loaded;
   MOE_NEURON_TRY_(moe_neuron_loaded_new_(p->ctx, p->bounds, weight, &loaded));
   const float *values = moe_neuron_expert_(&loaded, 0);
@@ -219,7 +217,8 @@ MOE_FN moe_status moe_neuron_mx_either_(const moe_neuron_mlp_ *p, const moe_mxfp
 
 /* ---------------------------------------------------------------------------------------------------------- product */
 
-MOE_FN moe_neuron_mlp_ moe_neuron_mlp_of_(moe_context *ctx, moe_neuron_bounds_ *bounds, const moe_mxfp8_format *format) {
+MOE_FN moe_neuron_mlp_ moe_neuron_mlp_of_(moe_context *ctx, moe_neuron_bounds_ *bounds,
+                                          const moe_mxfp8_format *format) {
   const moe_mx_rounding round = {.enabled = 1,
                                  .element = format->element,
                                  .scale_rule = format->use_scale_rule ? format->scale_rule : MOE_SCALE_NKI_ALT,
@@ -283,8 +282,7 @@ MOE_FN void moe_neuron_mlp_keep_(const moe_neuron_mlp_ *p, const char *name, con
 
 /* gate_act and hidden, and all that their gradients need. */
 MOE_FN moe_status moe_neuron_mlp_unit_(const moe_neuron_mlp_ *p, const moe_neuron_checkpoints_ *saved,
-                                       moe_neuron_matrix_ part[2], moe_neuron_unit_ *unit,
-                                       moe_neuron_matrix_ *hidden) {
+                                       moe_neuron_matrix_ part[2], moe_neuron_unit_ *unit, moe_neuron_matrix_ *hidden) {
   moe_neuron_matrix_ act;
   for (int k = 0; k < 2; k++) moe_neuron_mlp_keep_(p, saved->name[k], saved->given[k], &part[k]);
   MOE_NEURON_TRY_(moe_neuron_matrix_new_(p->ctx, p->bounds, p->S, p->I, &act));
@@ -300,7 +298,8 @@ MOE_FN moe_status moe_neuron_mlp_unit_(const moe_neuron_mlp_ *p, const moe_neuro
       moe_neuron_finish_unit_(p->bounds, 1, &unit[i]);
     }
     act.e[i] = (float)(unit[i].e_act * (1 + 0x1p-22));
-    hidden->v[i] = (float)unit[i].m, hidden->e[i] = (float)((unit[i].e_m + MOE_NEURON_U_ * fabs(unit[i].m)) * (1 + 0x1p-22));
+    hidden->v[i] = (float)unit[i].m,
+    hidden->e[i] = (float)((unit[i].e_m + MOE_NEURON_U_ * fabs(unit[i].m)) * (1 + 0x1p-22));
     if (!saved->given[3]) continue;
     moe_neuron_widen_(MOE_DTYPE_BF16, saved->given[3], i, 1, &hidden->v[i]);
     hidden->e[i] = 0;
@@ -333,8 +332,8 @@ MOE_FN moe_status moe_neuron_mlp_phase1_(const moe_neuron_mlp_ *p, const moe_mlp
                                          const moe_neuron_unit_ *unit, moe_neuron_matrix_ part[2]) {
   moe_neuron_matrix_ dy, down, dm;
   MOE_NEURON_TRY_(moe_neuron_mx_operand_(p, "output_grad", &args->output_grad, p->S, p->H, &dy));
-  MOE_NEURON_TRY_(moe_neuron_mx_either_(p, &args->down_weight_T, "down_weight", &args->down_weight, 0, p->H, p->I, p->H,
-                                        &down));
+  MOE_NEURON_TRY_(
+      moe_neuron_mx_either_(p, &args->down_weight_T, "down_weight", &args->down_weight, 0, p->H, p->I, p->H, &down));
   MOE_NEURON_TRY_(moe_neuron_matrix_new_(p->ctx, p->bounds, p->S, p->I, &dm));
   moe_neuron_multiply_(p->bounds, &dy, &down, p->H, &dm, NULL, 0);
   for (int64_t i = 0; i < p->S * p->I; i++) {
@@ -372,8 +371,8 @@ MOE_FN moe_status moe_neuron_mlp_phase3_(const moe_neuron_mlp_ *p, const moe_mlp
   moe_neuron_out_ *all = moe_neuron_out_of_(p->bounds, "gate_up_weight_grad");
   moe_neuron_matrix_ x;
   if (!all) return MOE_OK;
-  MOE_NEURON_TRY_(moe_neuron_mx_either_(p, &args->hidden_states_T, "hidden_states", &args->hidden_states, 0, p->S, p->H,
-                                        p->S, &x));
+  MOE_NEURON_TRY_(
+      moe_neuron_mx_either_(p, &args->hidden_states_T, "hidden_states", &args->hidden_states, 0, p->S, p->H, p->S, &x));
   for (int64_t k = 0; k < 2; k++) {
     moe_neuron_matrix_ d;
     MOE_NEURON_TRY_(moe_neuron_transposed_(p->ctx, p->bounds, &part[k], 0, p->S, &d));
@@ -411,8 +410,9 @@ MOE_FN int moe_neuron_any_out_(moe_neuron_bounds_ *bounds, const char *const *na
 MOE_FN moe_status moe_neuron_bound_mlp_backward_(moe_context *ctx, const void *arguments, moe_neuron_bounds_ *bounds) {
   static const char *const first[] = {"d_gate", "d_up", "d_gate_up_T", "hidden_states_grad", "gate_up_weight_grad"};
   const moe_mlp_bwd_mxfp8_args *args = (const moe_mlp_bwd_mxfp8_args *)arguments;
-  const moe_neuron_checkpoints_ saved = {.name = {"gate_pre_scratch", "up_scratch", "gate_act_scratch", "hidden_scratch"},
-                                         .given = {args->gate_pre, args->up, args->gate_act, args->hidden}};
+  const moe_neuron_checkpoints_ saved = {
+      .name = {"gate_pre_scratch", "up_scratch", "gate_act_scratch", "hidden_scratch"},
+      .given = {args->gate_pre, args->up, args->gate_act, args->hidden}};
   moe_neuron_mlp_ p = moe_neuron_mlp_of_(ctx, bounds, &args->mlp.format);
   moe_neuron_matrix_ part[2], hidden;
   p.config = &args->mlp.config, p.S = args->mlp.S, p.H = args->mlp.H, p.I = args->mlp.I;

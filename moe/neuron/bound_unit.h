@@ -71,7 +71,6 @@ MOE_FN void moe_neuron_limits_(const moe_layer_config *c, int part, moe_dtype dt
   *lower = c->clamp & lower_bit ? moe_neuron_rounded_(dtype, (double)least) : -INFINITY;
 }
 
-
 /* min(act, limit): where it cannot be told on which side act is, all of the slope is in doubt. */
 MOE_FN void moe_neuron_limit_act_(const moe_layer_config *c, moe_neuron_unit_ *unit) {
   const double limit = (double)c->activation_clamp_upper_limit;

@@ -204,9 +204,9 @@ MOE_FN void moe_neuron_add_scales_(moe_neuron_call_ *call, const moe_neuron_weig
   const int per_column = q->scaling == MOE_WEIGHT_COLUMN || q->scaling == MOE_WEIGHT_COLUMN_PER_EXPERT;
   moe_neuron_operand *scales;
   if (q->scaling != MOE_WEIGHT_BLOCK)
-    scales = moe_neuron_add_weight_tensor_(
-        call, w->scales_name, q->scales, MOE_NRT_DTYPE_FLOAT32,
-        MOE_NEURON_SHAPE_(per_expert ? w->E : 1, w->parts, per_column ? w->columns : 1));
+    scales =
+        moe_neuron_add_weight_tensor_(call, w->scales_name, q->scales, MOE_NRT_DTYPE_FLOAT32,
+                                      MOE_NEURON_SHAPE_(per_expert ? w->E : 1, w->parts, per_column ? w->columns : 1));
   else if (w->order == MOE_ORDER_IN_OUT)
     scales = moe_neuron_add_weight_tensor_(call, w->scales_name, q->scales, MOE_NRT_DTYPE_FLOAT32,
                                            MOE_NEURON_SHAPE_(w->E, rows, w->parts, columns, repeat));
@@ -262,9 +262,9 @@ MOE_FN moe_status moe_neuron_add_weight_(moe_context *ctx, moe_neuron_call_ *cal
   if (w->packed && !w->plain)
     return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "packed %s is for CPUs: give the plain one", w->name);
   for (int up = 0; up <= w->apart; up++) {
-    moe_neuron_operand *o = moe_neuron_add_weight_tensor_(call, up ? w->up_name : w->name, up ? w->up : w->plain,
-                                                          moe_neuron_dtype_(w->dtype),
-                                                          moe_neuron_weight_shape_(w, shape));
+    moe_neuron_operand *o =
+        moe_neuron_add_weight_tensor_(call, up ? w->up_name : w->name, up ? w->up : w->plain,
+                                      moe_neuron_dtype_(w->dtype), moe_neuron_weight_shape_(w, shape));
     o->elements = w->dtype, o->per_expert = w->per_expert;
     o->optional = !up && w->apart && w->up_only;
   }
@@ -373,9 +373,8 @@ MOE_FN void moe_neuron_add_forward_output_(moe_neuron_call_ *call, const moe_blo
   const int64_t slots = shaped && spec == MOE_CTE_SHARD_ON_BLOCK && !args->not_accumulating ? 2 : 1;
   const int64_t planes = shaped && spec == MOE_CTE_SHARD_ON_BLOCK_MX ? 2 : 1;
   const int padding_row = shaped && slots == 1 && planes == 1 && spec != MOE_CTE_SHARD_ON_BLOCK && !l->skip_token;
-  moe_neuron_operand *o =
-      moe_neuron_add_result_(call, accumulates, NULL, "output", args->output, MOE_DTYPE_DEFAULT,
-                             MOE_NEURON_SHAPE_(planes, l->T + padding_row, slots, l->H));
+  moe_neuron_operand *o = moe_neuron_add_result_(call, accumulates, NULL, "output", args->output, MOE_DTYPE_DEFAULT,
+                                                 MOE_NEURON_SHAPE_(planes, l->T + padding_row, slots, l->H));
   o->alias = "output_hidden_states";
   o->rows = l->T, o->row = l->H, o->step = slots * l->H;
   if (!shaped) moe_neuron_pad_rows_(o, accumulates);
@@ -474,7 +473,8 @@ MOE_FN moe_status moe_neuron_check_groups_(moe_context *ctx, const moe_grouped_g
 /* What each of the three reads, then what it writes. topk_weights_grad takes X and the bias as well. */
 MOE_FN moe_status moe_neuron_describe_grouped_(moe_context *ctx, const void *arguments, moe_neuron_call_ *call) {
   const moe_grouped_gemm_args *a = (const moe_grouped_gemm_args *)arguments;
-  const int forward = call->kind == MOE_NEURON_GROUPED_, dx = call->kind == MOE_NEURON_GROUPED_DX_, dw = !forward && !dx;
+  const int forward = call->kind == MOE_NEURON_GROUPED_, dx = call->kind == MOE_NEURON_GROUPED_DX_,
+            dw = !forward && !dx;
   const int64_t total = a->num_tokens * a->topk;
   const moe_neuron_weight_ w = moe_neuron_grouped_weight_(a, call->dtype);
   moe_neuron_operand *o;
@@ -511,7 +511,7 @@ MOE_FN moe_status moe_neuron_describe_grouped_(moe_context *ctx, const void *arg
   return MOE_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------ the MLP of MXFP8 */
+/* ------------------------------------------------------------------------------------------------- the MLP of MXFP8 */
 
 /* An operand [F,K]: values, or words and scales. */
 MOE_FN moe_status moe_neuron_add_mx_(moe_context *ctx, moe_neuron_call_ *call, const char *name, const char *alias,
@@ -524,8 +524,7 @@ MOE_FN moe_status moe_neuron_add_mx_(moe_context *ctx, moe_neuron_call_ *call, c
   if (x->scales && !x->is_swizzled)
     return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED,
                             "%s is in no layout of Trainium: convert it by moe_mx_layout_convert", name);
-  if (x->scales)
-    o = moe_neuron_add_(call, name, x->data, MOE_NRT_DTYPE_UINT32, MOE_NEURON_SHAPE_(K / 4, F));
+  if (x->scales) o = moe_neuron_add_(call, name, x->data, MOE_NRT_DTYPE_UINT32, MOE_NEURON_SHAPE_(K / 4, F));
   else if (x->is_swizzled)
     o = moe_neuron_add_(call, name, x->data, MOE_NRT_DTYPE_BFLOAT16, MOE_NEURON_SHAPE_(K / 4, 4 * F));
   else o = moe_neuron_add_(call, name, x->data, MOE_NRT_DTYPE_BFLOAT16, MOE_NEURON_SHAPE_(F, K));
@@ -536,7 +535,8 @@ MOE_FN moe_status moe_neuron_add_mx_(moe_context *ctx, moe_neuron_call_ *call, c
   o->alias = scales_alias, o->optional = 1, o->use = o[-1].use;
   return MOE_OK;
 }
-#define MOE_NEURON_ADD_MX_(field, alias, scales_alias, F, K)   MOE_NEURON_TRY_(moe_neuron_add_mx_(ctx, call, #field, alias, #field "_scales", scales_alias, &args->field, F, K))
+#define MOE_NEURON_ADD_MX_(field, alias, scales_alias, F, K) \
+  MOE_NEURON_TRY_(moe_neuron_add_mx_(ctx, call, #field, alias, #field "_scales", scales_alias, &args->field, F, K))
 
 MOE_FN moe_status moe_neuron_describe_matmul_(moe_context *ctx, const void *arguments, moe_neuron_call_ *call) {
   const moe_matmul_mxfp8_args *args = (const moe_matmul_mxfp8_args *)arguments;
@@ -600,11 +600,10 @@ MOE_FN moe_status moe_neuron_describe_mlp_backward_(moe_context *ctx, const void
   MOE_NEURON_ADD_MX_(hidden_states_T, NULL, NULL, H, S);
   MOE_NEURON_ADD_MX_(output_grad_T, NULL, NULL, H, S);
   MOE_NEURON_ADD_MX_(hidden_T, "intermediate_T", NULL, I, S);
-#define MOE_NEURON_ADD_(field, name)                                                                         \
-  do {                                                                                                       \
-    moe_neuron_operand *o =                                                                                  \
-        moe_neuron_add_float_(call, #field, args->field, MOE_DTYPE_BF16, MOE_NEURON_SHAPE_(S, I));           \
-    o->alias = name, o->optional = 1;                                                                        \
+#define MOE_NEURON_ADD_(field, name)                                                                                   \
+  do {                                                                                                                 \
+    moe_neuron_operand *o = moe_neuron_add_float_(call, #field, args->field, MOE_DTYPE_BF16, MOE_NEURON_SHAPE_(S, I)); \
+    o->alias = name, o->optional = 1;                                                                                  \
   } while (0)
   MOE_NEURON_ADD_(gate_pre, NULL);
   MOE_NEURON_ADD_(gate_act, NULL);

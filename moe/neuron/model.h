@@ -25,7 +25,7 @@ moe_status moe_neff_check(moe_context *ctx, const void *neff, size_t bytes, uint
   return moe_neuron_succeed_(ctx);
 }
 
-/* ---------------------------------------------------------------------------------------------------- load, unload */
+/* ----------------------------------------------------------------------------------------------------- load, unload */
 
 MOE_FN moe_status moe_neuron_check_loaded_(moe_context *ctx, const moe_neuron_model *model) {
   if (!model) return moe_neuron_null_(ctx, "model");

@@ -145,8 +145,7 @@ MOE_FN moe_status moe_neuron_compare_(moe_context *ctx, const moe_neuron_op_ *op
   MOE_NEURON_TRY_(moe_neuron_describe_(ctx, op, args, options, &cpu));
   MOE_NEURON_TRY_(moe_neuron_describe_(ctx, op, device_args, options, &device));
   MOE_NEURON_TRY_(moe_neuron_check_comparable_(ctx, &cpu, &device));
-  const moe_status status =
-      moe_neuron_compare_tables_(ctx, op, args, &cpu, &device, options, &bounds, report);
+  const moe_status status = moe_neuron_compare_tables_(ctx, op, args, &cpu, &device, options, &bounds, report);
   if (status != MOE_OK) report->count = report->agree = 0;
   moe_neuron_give_(&bounds.scratch);
   return status;
@@ -167,10 +166,10 @@ MOE_FN moe_status moe_neuron_check_(moe_context *ctx, const moe_neuron_op_ *op, 
 
 /* ----------------------------------------------------------------------------------------------------------- public */
 
-#define MOE_NEURON_KIND_(KIND, describe, bound, rounds)                                       \
-  static const moe_neuron_of_kind_ moe_neuron_of_##KIND##_ = {                                 \
-      MOE_NEURON_##KIND##_, moe_neuron_describe_##describe##_, moe_neuron_bound_##bound##_,    \
-      moe_neuron_rounds_##rounds##_};
+#define MOE_NEURON_KIND_(KIND, describe, bound, rounds)                                                                \
+  static const moe_neuron_of_kind_ moe_neuron_of_##KIND##_ = {MOE_NEURON_##KIND##_, moe_neuron_describe_##describe##_, \
+                                                              moe_neuron_bound_##bound##_,                             \
+                                                              moe_neuron_rounds_##rounds##_};
 MOE_NEURON_KIND_LIST_(MOE_NEURON_KIND_)
 #undef MOE_NEURON_KIND_
 

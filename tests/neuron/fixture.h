@@ -98,23 +98,23 @@ typedef struct field {
 #define OWN_(type, member) FIELD_(type, #member, member)
 #define NESTED_(type, name, pointer, nested, member) \
   {name, offsetof(nested, member), offsetof(type, pointer), sizeof(nested)}
-#define WEIGHT_(type, name, scales_name, pointer)                     \
-  NESTED_(type, name, pointer, moe_quantized_weight, codes),          \
+#define WEIGHT_(type, name, scales_name, pointer)            \
+  NESTED_(type, name, pointer, moe_quantized_weight, codes), \
       NESTED_(type, scales_name, pointer, moe_quantized_weight, scales)
-#define ACTIVATION_(type, name, pointer)                                 \
-  NESTED_(type, name, pointer, moe_quantized_activation, codes),         \
+#define ACTIVATION_(type, name, pointer)                         \
+  NESTED_(type, name, pointer, moe_quantized_activation, codes), \
       NESTED_(type, name "_scale", pointer, moe_quantized_activation, scales)
 #define LAYER_(type, member) FIELD_(type, #member, layer.member)
-#define LAYER_FIELDS(type)                                                                                             \
-  ACTIVATION_(type, "hidden_states", layer.quantized_hidden_states),                                                   \
-      WEIGHT_(type, "gate_up_proj_weight", "gate_up_proj_scale", layer.quantized_gate_up_proj_weight),                 \
-      WEIGHT_(type, "down_proj_weight", "down_proj_scale", layer.quantized_down_proj_weight),                          \
-      LAYER_(type, hidden_states), LAYER_(type, expert_affinities_masked), LAYER_(type, gate_up_proj_weight),          \
-      LAYER_(type, up_proj_weight), LAYER_(type, down_proj_weight), LAYER_(type, gate_and_up_proj_bias),               \
-      LAYER_(type, down_proj_bias), LAYER_(type, token_position_to_id), LAYER_(type, block_to_expert),                 \
-      LAYER_(type, conditions), LAYER_(type, num_valid_tokens),                                                        \
-      FIELD_(type, "gate_up_in_scale", layer.mx.gate_up_in_scale),                                                     \
-      FIELD_(type, "down_in_scale", layer.mx.down_in_scale), OWN_(type, gate_up_activations_T),                        \
+#define LAYER_FIELDS(type)                                                                                    \
+  ACTIVATION_(type, "hidden_states", layer.quantized_hidden_states),                                          \
+      WEIGHT_(type, "gate_up_proj_weight", "gate_up_proj_scale", layer.quantized_gate_up_proj_weight),        \
+      WEIGHT_(type, "down_proj_weight", "down_proj_scale", layer.quantized_down_proj_weight),                 \
+      LAYER_(type, hidden_states), LAYER_(type, expert_affinities_masked), LAYER_(type, gate_up_proj_weight), \
+      LAYER_(type, up_proj_weight), LAYER_(type, down_proj_weight), LAYER_(type, gate_and_up_proj_bias),      \
+      LAYER_(type, down_proj_bias), LAYER_(type, token_position_to_id), LAYER_(type, block_to_expert),        \
+      LAYER_(type, conditions), LAYER_(type, num_valid_tokens),                                               \
+      FIELD_(type, "gate_up_in_scale", layer.mx.gate_up_in_scale),                                            \
+      FIELD_(type, "down_in_scale", layer.mx.down_in_scale), OWN_(type, gate_up_activations_T),               \
       OWN_(type, down_activations), OWN_(type, scaled_intermediate_checkpoint_T)
 static const field fwd_fields[] = {LAYER_FIELDS(moe_blockwise_mm_fwd_args), OWN_(moe_blockwise_mm_fwd_args, output),
                                    {NULL, 0, 0, 0}};
@@ -166,26 +166,28 @@ typedef struct neuron_op {
   moe_status (*cpu)(moe_context *ctx, const void *args);
 } neuron_op;
 
-#define OP_FUNCTIONS_(op, type, kind, NAME)                                                                         \
-  static moe_status describe_##op(moe_context *ctx, const void *args, const moe_neuron_options *o,                  \
-                                  moe_neuron_table *table) {                                                        \
-    return moe_neuron_describe_##op(ctx, (const type *)args, o, table);                                             \
-  }                                                                                                                 \
-  static moe_status device_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const moe_neuron_options *o) { \
-    return moe_neuron_##op(ctx, m, (const type *)args, o);                                                          \
-  }                                                                                                                 \
-  static moe_status either_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const moe_neuron_options *o, \
-                                moe_neuron_choice *choice) {                                                        \
-    return moe_neuron_or_cpu_##op(ctx, m, (const type *)args, o, choice);                                           \
-  }                                                                                                                 \
-  static moe_status compare_##op(moe_context *ctx, const void *args, const void *device, const moe_neuron_options *o, \
-                                 moe_neuron_report *report) {                                                       \
-    return moe_neuron_compare_##op(ctx, (const type *)args, (const type *)device, o, report);                       \
-  }                                                                                                                 \
-  static moe_status check_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const void *device,         \
-                               const moe_neuron_options *o, moe_neuron_report *report) {                            \
-    return moe_neuron_check_##op(ctx, m, (const type *)args, (const type *)device, o, report);                      \
-  }                                                                                                                 \
+/* A short name for the table of functions. */
+typedef moe_neuron_options options_;
+#define OP_FUNCTIONS_(op, type, kind, NAME)                                                                   \
+  static moe_status describe_##op(moe_context *ctx, const void *args, const options_ *o,                      \
+                                  moe_neuron_table *table) {                                                  \
+    return moe_neuron_describe_##op(ctx, (const type *)args, o, table);                                       \
+  }                                                                                                           \
+  static moe_status device_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const options_ *o) { \
+    return moe_neuron_##op(ctx, m, (const type *)args, o);                                                    \
+  }                                                                                                           \
+  static moe_status either_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const options_ *o,   \
+                                moe_neuron_choice *choice) {                                                  \
+    return moe_neuron_or_cpu_##op(ctx, m, (const type *)args, o, choice);                                     \
+  }                                                                                                           \
+  static moe_status compare_##op(moe_context *ctx, const void *args, const void *device, const options_ *o,   \
+                                 moe_neuron_report *report) {                                                 \
+    return moe_neuron_compare_##op(ctx, (const type *)args, (const type *)device, o, report);                 \
+  }                                                                                                           \
+  static moe_status check_##op(moe_context *ctx, moe_neuron_model *m, const void *args, const void *device,   \
+                               const options_ *o, moe_neuron_report *report) {                                \
+    return moe_neuron_check_##op(ctx, m, (const type *)args, (const type *)device, o, report);                \
+  }                                                                                                           \
   static moe_status cpu_##op(moe_context *ctx, const void *args) { return moe_##op(ctx, (const type *)args); }
 #define OP_FUNCTIONS_OF_(name, type, NAME) MOE_NEURON_OP_LIST(OP_FUNCTIONS_, name, NAME)
 MOE_DTYPE_LIST(OP_FUNCTIONS_OF_)
@@ -307,7 +309,7 @@ static inline void assert_fails(moe_status got, moe_status want, const moe_conte
     fail_msg("%s \"%s\", and not %s \"%s\"", moe_status_str(got), ctx->message, moe_status_str(want), words);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- sessions */
+/* --------------------------------------------------------------------------------------------------------- sessions */
 
 /* What a test has at hand. */
 typedef struct session {

@@ -498,8 +498,8 @@ static void launch_add(const launch *run, const tensor_set *in, const standin_te
   }
 }
 
-/* Binds device memory to the arguments; with the lock held. Outputs come last, and take the place of what they are added
-   to. */
+/* Binds device memory to the arguments; with the lock held. Outputs come last, and take the place of what they are
+   added to. */
 static moe_nrt_status launch_bind(launch *run, const moe_nrt_model *model, const tensor_set *in,
                                   const tensor_set *out) {
   standin_kernel *k = &run->kernel;
