@@ -172,15 +172,28 @@ check "symbols: all public, none foreign, nothing that prints, allocates or exit
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
 check "public.inl: every declared function, which test_stack calls" listed
 check "every header in moe/api compiles alone" headers
-sdk=${NEURON_SDK_INCLUDE:-/opt/aws/neuron/include}
-if [ -e "$sdk/nrt/nrt.h" ]; then
-  check "moe_neuron.h agrees with the SDK's headers" gcc -std=c11 $strict -I"$root" -isystem "$sdk" \
-    -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$work/neuron_implementation.c"
-  check "moe_neuron.h agrees with the SDK's headers, C++" g++ -std=c++11 $strict -I"$root" -isystem "$sdk" \
-    -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$work/neuron.cc"
-else
-  skip "moe_neuron.h against the SDK's headers (none in $sdk; see NEURON_SDK_INCLUDE)"
-fi
+# The runtime's ABI, against what is written down apart from it and, where there is an SDK, against that.
+agrees() { # compiler, folder of the headers, source
+  $1 $strict -I"$root" -isystem "$2" -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$3"
+}
+disagrees() { # a change of the ABI is an error
+  rm -rf "$work/other" && mkdir "$work/other" && cp -r "$root/moe" "$root/moe.h" "$work/other" &&
+    sed -i "$1" "$work/other/moe/neuron/abi.h" && ! cmp -s "$work/other/moe/neuron/abi.h" "$root/moe/neuron/abi.h" &&
+    ! gcc -std=c11 -I"$work/other" -isystem "$root/tests/neuron/sdk" -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only \
+      "$work/neuron_implementation.c" 2>/dev/null
+}
+for sdk in "$root/tests/neuron/sdk" "${NEURON_SDK_INCLUDE:-/opt/aws/neuron/include}"; do
+  if [ -e "$sdk/nrt/nrt.h" ]; then
+    check "moe_neuron.h agrees with $sdk" agrees "gcc -std=c11" "$sdk" "$work/neuron_implementation.c"
+    check "moe_neuron.h agrees with $sdk, C++" agrees "g++ -std=c++11" "$sdk" "$work/neuron.cc"
+  else
+    skip "moe_neuron.h against the SDK's headers (none in $sdk; see NEURON_SDK_INCLUDE)"
+  fi
+done
+for change in 's/X(RESOURCE, 4,/X(RESOURCE, 8,/' 's/arch_name\[16\]/arch_name[17]/' 's/X(UINT16, 0x5/X(UINT16, 0x6/' \
+  's/X(INSTANCE_TRN3, 14)/X(INSTANCE_TRN3, 16)/' 's/nrt_execute_repeat, (MOE/nrt_execute_repeat, (const MOE/'; do
+  check "moe_neuron.h: a change of the ABI is noticed: $change" disagrees "$change"
+done
 alone() { ! echo '#include "moe.h"' | gcc -E -I"$root" -DMOE_IMPLEMENTATION -xc - | grep -i -e neuron/ -e dlfcn; }
 check "moe.h includes nothing of moe_neuron.h" alone
 case $(uname -m) in

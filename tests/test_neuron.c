@@ -269,6 +269,14 @@ static void shorter(standin_neff *neff) { neff_tensor(neff, "hidden_states")->si
 static void narrower(standin_neff *neff) { neff_tensor(neff, "hidden_states")->dtype = MOE_NRT_DTYPE_BFLOAT16; }
 static void renamed(standin_neff *neff) { strcpy(neff_tensor(neff, "output")->name, "output0"); }
 static void fewer(standin_neff *neff) { neff_without(neff, "conditions"); }
+static void turned(standin_neff *neff) { /* [E,H,2,I] as [E,2,I,H] */
+  standin_tensor *t = neff_tensor(neff, "gate_up_proj_weight");
+  t->shape[1] = 2, t->shape[2] = I, t->shape[3] = H;
+}
+static void flat(standin_neff *neff) { /* axes of 1, and fewer: as frameworks have them */
+  standin_tensor *t = neff_tensor(neff, "block_to_expert"), *a = neff_tensor(neff, "expert_affinities_masked");
+  t->shape[t->ndim++] = 1, a->ndim = 1, a->shape[0] *= a->shape[1];
+}
 static void untold(standin_neff *neff) { neff_tensor(neff, "hidden_states")->dtype = MOE_NRT_DTYPE_UNKNOWN; }
 
 static void test_mismatch(void **state) {
@@ -282,6 +290,8 @@ static void test_mismatch(void **state) {
   forward_cpu(&s);
   refused(&s, longer, NULL, MOE_ERROR_INVALID_SHAPE, "down_proj_weight has 61440 bytes here, and 61444 in the NEFF");
   refused(&s, shorter, NULL, MOE_ERROR_INVALID_SHAPE, "hidden_states has 3328 bytes here, and 3324");
+  refused(&s, turned, NULL, MOE_ERROR_INVALID_SHAPE,
+          "gate_up_proj_weight has the axes [5,64,2,48] here, and [5,2,48,64] of FLOAT32 in the NEFF");
   refused(&s, narrower, NULL, MOE_ERROR_INVALID_OPTION,
           "hidden_states is of FLOAT32 here, and [13,64] of BFLOAT16 in the NEFF");
   refused(&s, renamed, NULL, MOE_ERROR_INVALID_OPTION, "output0, an output of the NEFF");
@@ -289,6 +299,10 @@ static void test_mismatch(void **state) {
   refused(&s, NULL, &mapped, MOE_ERROR_INVALID_OPTION, "output, an output of the NEFF");
   refused(&s, NULL, &unbound, MOE_ERROR_INVALID_OPTION, "conditions, an input of the NEFF");
   refused(&s, NULL, &nameless, MOE_ERROR_NULL_ARGUMENT, "options.names");
+  forward_neff(&s), flat(&s.neff);
+  load(&s);
+  assert_ok(forward(&s, NULL), &s.ctx);
+  assert_ok(moe_neuron_unload(&s.ctx, &s.model), &s.ctx);
   forward_neff(&s), renamed(&s.neff);
   load(&s);
   assert_ok(forward(&s, &mapped), &s.ctx);
@@ -353,7 +367,10 @@ static void test_neff(void **state) {
   assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "cut short");
   s.neff.header.header_size = 8;
   assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "no NEFF");
+  s.neff.header.pkg_version = 0;
+  assert_fails(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 2, NULL), MOE_ERROR_INVALID_SHAPE, &s.ctx, "no version");
   forward_neff(&s);
+  assert_ok(moe_neff_check(&s.ctx, &s.neff, sizeof s.neff, 0, NULL), &s.ctx); /* not compared */
   setenv("NEURON_LOGICAL_NC_CONFIG", "1", 1);
   assert_fails(moe_neuron_load(&s.ctx, &s.neuron, &s.neff, sizeof s.neff, 0, &s.model), MOE_ERROR_UNSUPPORTED, &s.ctx,
                "logical cores of 2");
@@ -546,7 +563,7 @@ static void test_statuses(void **state) {
 static moe_status walk(session *s) {
   moe_neuron_info info;
   moe_nrt_vnc_memory_stats stats;
-  moe_neuron_tensor a = {0}, slice = {0};
+  moe_neuron_tensor a = {0}, slice = {0}, given = {0};
   char back[8];
   const moe_neuron_options twice = {.repeat = 2};
   moe_status status = moe_neuron_open(&s->ctx, &s->neuron, STANDIN), unload;
@@ -561,6 +578,8 @@ static moe_status walk(session *s) {
   NEXT(moe_neuron_tensor_fill(&s->ctx, &a, 0, 1, 64));
   NEXT(moe_neuron_tensor_copy(&s->ctx, &a, 0, &slice, 0, 8));
   NEXT(moe_neuron_tensor_read(&s->ctx, &a, 0, back, 8));
+  NEXT(moe_neuron_tensor_new(&s->ctx, n, 1, sizeof s->p->down, "weight", &given));
+  NEXT(moe_neuron_attach(&s->ctx, &s->model, MOE_NRT_TENSOR_USAGE_INPUT, "down_proj_weight", &given));
   NEXT(moe_neuron_profile_start(&s->ctx, &s->model, "p"));
   const int profiling = status == MOE_OK;
   NEXT(forward(s, NULL));
@@ -569,9 +588,9 @@ static moe_status walk(session *s) {
     const moe_status stop = moe_neuron_profile_stop(&s->ctx, &s->model, "p");
     NEXT(stop);
   }
-  moe_neuron_tensor_free(&slice), moe_neuron_tensor_free(&a);
   unload = s->model.model ? moe_neuron_unload(&s->ctx, &s->model) : MOE_OK;
   NEXT(unload);
+  moe_neuron_tensor_free(&slice), moe_neuron_tensor_free(&a), moe_neuron_tensor_free(&given);
   moe_neuron_close(n);
   return status;
 }

@@ -10,7 +10,9 @@ moe_status moe_neff_check(moe_context *ctx, const void *neff, size_t bytes, uint
   if (bytes < sizeof own)
     return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "neff has %zu bytes, less than a NEFF's header", bytes);
   memcpy(&own, neff, sizeof own);
-  if (own.pkg_version == 0 || own.header_size < sizeof own || own.header_size > bytes)
+  if (own.pkg_version == 0)
+    return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "neff is no NEFF: its header has no version");
+  if (own.header_size < sizeof own || own.header_size > bytes)
     return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "neff is no NEFF: its header says it has %llu bytes",
                             (unsigned long long)own.header_size);
   if (own.data_size > bytes - own.header_size)
