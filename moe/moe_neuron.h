@@ -26,7 +26,10 @@
 
    NAMES
      A tensor of a NEFF is bound to the field that has its name, `hidden_states` say, or to what nki-library's kernel
-     calls it. Frameworks name tensors otherwise ("input0"): then moe_neuron_options.names says which is which.
+     calls it. Scales have names of their own: gate_up_proj_scale, down_proj_scale, hidden_states_scale,
+     output_hidden_states_grad_scale, W_scale, and of an MXFP8 operand X X_scales. What is accumulated is an input as
+     well: hidden_states_grad_out, the same of affinities and of weights' gradients in the layer's backward; all else
+     under its own name. Frameworks name tensors otherwise ("input0"): moe_neuron_options.names says which is which.
 
    ERRORS
      Functions return a moe_status and put a sentence into ctx->message, as those of moe.h do. What libnrt returns
@@ -151,8 +154,8 @@ MOE_API moe_status moe_neuron_load(moe_context *ctx, const moe_neuron *neuron, c
 MOE_API moe_status moe_neuron_unload(moe_context *ctx, moe_neuron_model *model);
 
 /* Gives the model a tensor of the caller's as its input or output of that name, in place of one of its own: weights
-   that two models share, or one model's output as another's input. It counts as written, and must outlive the model or
-   be replaced.
+   that two models share, or one model's output as another's input. It counts as written, need not be a tensor of the
+   calls that are bound, and must outlive the model or be replaced.
    Errors: NULL_ARGUMENT, INVALID_OPTION (no such tensor), INVALID_SHAPE (not as large as declared), libnrt's. */
 MOE_API moe_status moe_neuron_attach(moe_context *ctx, moe_neuron_model *model, moe_nrt_tensor_usage usage,
                                      const char *name, const moe_neuron_tensor *tensor);
@@ -231,10 +234,11 @@ typedef struct moe_neuron_options {
 } moe_neuron_options;
 
 /* Binds a table to a model: each tensor that the NEFF declares must be in the table, with its size and type, by its own
-   name or that in options; inputs are written, those that are absent or longer than the table's are zeroed. Sentences
-   name the tensor and say what the NEFF declares. Nothing is written if anything does not fit.
+   name or that in options; where it has as many axes of more than 1, these must be the same: a weight in another order
+   does not fit. Inputs are written, those that are absent or longer than the table's are zeroed. Sentences name the
+   tensor and say what the NEFF declares. Nothing is written if anything does not fit.
    Errors: NULL_ARGUMENT (also an input that the NEFF wants), NO_RUNTIME (no model), INVALID_OPTION (a name or type),
-   INVALID_SHAPE (a size), OUT_OF_MEMORY (conversion needs ctx.allocate), libnrt's. */
+   INVALID_SHAPE (a size or axis), OUT_OF_MEMORY (conversion needs ctx.allocate), libnrt's. */
 MOE_API moe_status moe_neuron_bind(moe_context *ctx, moe_neuron_model *model, const moe_neuron_table *table,
                                    const moe_neuron_options *options);
 /* Runs the model on what it has. Inputs that nobody has written are zeros. */
@@ -279,23 +283,25 @@ typedef struct moe_neuron_choice {
 
 /* For every operation and element type, <op> being blockwise_mm_fwd_bf16 say:
 
-   moe_neuron_describe_<op>   the table of a call. Options and shapes are checked as the CPU's function does; ids, too.
-                              Gradients that are accumulated are inputs as well, hidden_states_grad_out say.
-                              Errors: that function's, and UNSUPPORTED for what a kernel cannot be asked: accumulating
-                              into other outputs, packed weights, MX weights in no layout of Trainium's
+   moe_neuron_describe_<op>   the table of a call. Options and shapes are checked as the CPU's function does, and that
+                              ids are in range. Errors: that function's, and UNSUPPORTED for what a kernel cannot be
+                              asked: packed weights, MX operands in no layout of Trainium's, some rows of the MLP
    moe_neuron_<op>            describe and run. Errors: those of both
    moe_neuron_or_cpu_<op>     that, or the CPU's function if model is NULL or not loaded, or the call does not fit it.
                               What fails as it executes is an error and not computed again. choice: output (optional)
    moe_neuron_compare_<op>    compares the outputs that `args` and `device_args` point to, element by element: args' are
-                              the CPU's, device_args' from wherever it is; all else is read from args. Takes memory
-                              from ctx.allocate: 4 to 8 bytes for each element that is compared or read.
+                              the CPU's, device_args' from wherever it is; all else is read from args. What was
+                              accumulated must have begun alike. Takes memory from ctx.allocate: 4 to 12 bytes for each
+                              element that is compared or read, of the MLP 8 for each element of every operand.
                               Errors: as describe, OUT_OF_MEMORY, INVALID_OPTION (device_args lacks an output)
    moe_neuron_check_<op>      runs args on the CPU, device_args on the device, and compares; the two differ in where
                               outputs go. Errors: those of all three; with DEVICE_NUMERIC there is a report. One with
                               `agree` 0 is no error
 
    Bounds are those of two computations, either of which may sum in any order in binary32 and round as
-   options.arithmetic says; every element's is derived from the terms that it is the sum of. */
+   options.arithmetic says; every element's is derived from the terms that it is the sum of. What is given is rounded to
+   MX alike by both; what was computed may be rounded to whatever its interval reaches, under either scale of its group.
+   How grouped GEMM, the products of MXFP8 operands and the MLP do it is bounded, and the layer without `mx`. */
 #define MOE_NEURON_OP_LIST(X, name, NAME)                                    \
   X(blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args, FORWARD, NAME)       \
   X(blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args, BACKWARD, NAME)      \

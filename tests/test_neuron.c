@@ -475,6 +475,18 @@ static void test_attach(void **state) {
   memset(&s.p->out[1], 0, sizeof s.p->out[1]);
   assert_ok(moe_neuron_blockwise_mm_fwd_f32(&s.ctx, &other, &s.p->fwd[1], NULL), &s.ctx);
   assert_same_outputs(s.p);
+  assert_ok(moe_neuron_unload(&s.ctx, &other), &s.ctx); /* what is attached may be no tensor of the call */
+  snprintf(neff_tensor(&s.neff, "down_proj_weight")->name, 64, "both_weights");
+  const moe_neuron_name apart[] = {{"down_proj_weight", NULL}};
+  const moe_neuron_options unnamed = {.names = apart, .names_count = 1};
+  assert_ok(moe_neuron_load(&s.ctx, &s.neuron, &s.neff, sizeof s.neff, 1, &other), &s.ctx);
+  assert_fails(moe_neuron_blockwise_mm_fwd_f32(&s.ctx, &other, &s.p->fwd[1], &unnamed), MOE_ERROR_INVALID_OPTION,
+               &s.ctx, "both_weights");
+  assert_ok(moe_neuron_attach(&s.ctx, &other, in, "both_weights", &weight), &s.ctx);
+  s.p->fwd[1].layer.down_proj_weight = s.p->down;
+  memset(&s.p->out[1], 0, sizeof s.p->out[1]);
+  assert_ok(moe_neuron_blockwise_mm_fwd_f32(&s.ctx, &other, &s.p->fwd[1], &unnamed), &s.ctx);
+  assert_same_outputs(s.p);
   assert_ok(moe_neuron_tensor_new(&s.ctx, &s.neuron, 1, 32, NULL, &copy), &s.ctx);
   assert_ok(moe_neuron_tensor_fill(&s.ctx, &copy, 0, 7, 32), &s.ctx);
   assert_ok(moe_neuron_tensor_copy(&s.ctx, &weight, 4, &copy, 8, 8), &s.ctx);

@@ -126,7 +126,8 @@ MOE_FN moe_status moe_neuron_check_declared_(moe_context *ctx, const moe_neuron_
                                              const moe_neuron_operand *operand) {
   char text[96], own[96];
   const moe_nrt_tensor_info *declared = &model->tensor[i];
-  const int output = moe_neuron_is_output_(declared);
+  const int output = moe_neuron_is_output_(declared), attached = model->device[i] && !model->owned[i];
+  if (!operand && attached) return MOE_OK;
   if (!operand)
     return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION,
                             "%s, an %s of the NEFF, is no tensor of this call: see "
@@ -235,8 +236,10 @@ moe_status moe_neuron_bind(moe_context *ctx, moe_neuron_model *model, const moe_
                            const moe_neuron_options *options) {
   const moe_neuron_options *o = moe_neuron_options_(options);
   MOE_NEURON_TRY_(moe_neuron_check_table_(ctx, model, table, o));
-  for (int32_t i = 0; i < model->tensors; i++)
-    MOE_NEURON_TRY_(moe_neuron_write_(ctx, model, i, moe_neuron_operand_of_(table, o, &model->tensor[i]), o));
+  for (int32_t i = 0; i < model->tensors; i++) {
+    const moe_neuron_operand *operand = moe_neuron_operand_of_(table, o, &model->tensor[i]);
+    if (operand) MOE_NEURON_TRY_(moe_neuron_write_(ctx, model, i, operand, o));
+  }
   return moe_neuron_succeed_(ctx);
 }
 
@@ -246,7 +249,7 @@ moe_status moe_neuron_read(moe_context *ctx, const moe_neuron_model *model, cons
   MOE_NEURON_TRY_(moe_neuron_check_table_(ctx, model, table, o));
   for (int32_t i = 0; i < model->tensors; i++) {
     const moe_neuron_operand *operand = moe_neuron_operand_of_(table, o, &model->tensor[i]);
-    if (operand->use != MOE_NEURON_OUTPUT || !operand->data) continue;
+    if (!operand || operand->use != MOE_NEURON_OUTPUT || !operand->data) continue;
     if (!model->device[i]) return moe_neuron_fail_(ctx, MOE_ERROR_INVALID_OPTION, "model has not been executed");
     MOE_NEURON_TRY_(moe_neuron_move_(ctx, model, i, operand, 1));
   }
