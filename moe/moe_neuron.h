@@ -266,7 +266,7 @@ enum { MOE_NEURON_ERRORS_MAX = 12 };
 typedef struct moe_neuron_report {
   moe_neuron_error tensor[MOE_NEURON_ERRORS_MAX];
   int32_t count;
-  int bounded; /* 0: the call rounds operands to MX, for which no bound is known: largest errors only, and agree is 0 */
+  int bounded; /* 0: the layer's backward with `mx`, for which no bound is known: largest errors only, and agree is 0 */
   int agree;   /* every element of every tensor is within its bound */
 } moe_neuron_report;
 
@@ -301,7 +301,7 @@ typedef struct moe_neuron_choice {
    Bounds are those of two computations, either of which may sum in any order in binary32 and round as
    options.arithmetic says; every element's is derived from the terms that it is the sum of. What is given is rounded to
    MX alike by both; what was computed may be rounded to whatever its interval reaches, under either scale of its group.
-   How grouped GEMM, the products of MXFP8 operands and the MLP do it is bounded, and the layer without `mx`. */
+   Of the layer's backward with `mx` no bound is known. */
 #define MOE_NEURON_OP_LIST(X, name, NAME)                                    \
   X(blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args, FORWARD, NAME)       \
   X(blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args, BACKWARD, NAME)      \

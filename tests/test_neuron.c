@@ -197,10 +197,14 @@ static void test_mx(void **state) {
   assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
   assert_true(!report.agree && report.tensor[0].over == 1 && report.tensor[0].at == 77);
   for (int d = 0; d < 2; d++)
-    s.p->fwd[d].layer.mx.activations = (moe_mx_rounding){.enabled = 1, .element = MOE_ELEMENT_E4M3FN};
+    s.p->fwd[d].layer.mx.activations = (moe_mx_rounding){.enabled = 1, .element = MOE_ELEMENT_E4M3FN,
+        .cast = MOE_CAST_SATURATE};
+  assert_ok(moe_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0]), &s.ctx);
+  memcpy(y[1], y[0], sizeof y[0]);
+  y[1][77] += 1000;
   assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
-  assert_true(!report.bounded && !report.agree);
-  assert_true(fabs(report.tensor[0].largest - 8) < 1e-3);
+  assert_true(report.bounded && !report.agree && report.tensor[0].over == 1 && report.tensor[0].at == 77);
+  assert_true(fabs(report.tensor[0].largest - 1000) < 1);
   s.ctx.allocate = NULL, s.ctx.release = NULL;
   assert_fails(forward(&s, NULL), MOE_ERROR_OUT_OF_MEMORY, &s.ctx, "gate_and_up_proj_bias");
   s.ctx.allocate = take, s.ctx.release = give;

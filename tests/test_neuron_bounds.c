@@ -320,7 +320,100 @@ static void test_mlp(void **state) {
   assert_true(widest > 0.02);
 }
 
+/* --------------------------------------------------------------------------------- the layer of rounded operands */
+
+enum { L_E = 3, L_B = 6, L_T = L_E * L_B, L_H = 96, L_I = 64 };
+enum { LAYER_RIGHT, LAYER_RULE, LAYER_NO_SCALE, LAYER_PLAIN_WEIGHTS, LAYER_WRONG };
+
+/* [F,K] rounded in groups or, where there is a scale, under that. */
+static float *layer_rounded(const mlp *c, const moe_mx_rounding *r, const float *x, int64_t F, int64_t K, float scale) {
+  if (!r->enabled) return (float *)(uintptr_t)x;
+  if (scale <= 0) return rounded(c, x, F, K);
+  float *y = mlp_floats(F * K);
+  uint8_t *codes = (uint8_t *)mlp_floats(F * K);
+  const moe_quantize_scaled_args to = {.element = r->element, .cast = r->cast, .rows = F, .columns = K,
+      .scales_given = 1, .plain = x, .codes = codes, .scales = &scale};
+  const moe_dequantize_scaled_args back = {.element = r->element, .rows = F, .columns = K, .codes = codes,
+      .scales = &scale, .plain = y};
+  assert_true(moe_quantize_scaled(NULL, &to) == MOE_OK && moe_dequantize_scaled(NULL, &back) == MOE_OK);
+  return y;
+}
+
+/* Expert e's tokens, which are all of block e. */
+static void layer_device(mlp *c, int wrong, const moe_blockwise_layer *l, int e, const float *x, const float *wgu,
+                         const float *wd, const float *affinity, float *y) {
+  const moe_mx_rounding none = {.enabled = 0}, *act = &l->mx.activations;
+  const moe_mx_rounding *weights = wrong == LAYER_PLAIN_WEIGHTS ? &none : &l->mx.weights;
+  const float in = l->mx.gate_up_in_scale && wrong != LAYER_NO_SCALE ? l->mx.gate_up_in_scale[e] : 0;
+  const float down_in = l->mx.down_in_scale && wrong != LAYER_NO_SCALE ? l->mx.down_in_scale[e] : 0;
+  const moe_mx_layout layout = c->format.layout;
+  float *rows = layer_rounded(c, act, x, L_B, L_H, in), *m = mlp_floats(L_B * L_I);
+  c->format.layout = MOE_MX_LAYOUT_PLAIN;
+  float *gate_up = layer_rounded(c, weights, mlp_transposed(wgu, L_H, 2 * L_I), 2 * L_I, L_H, 0);
+  float *down = layer_rounded(c, weights, mlp_transposed(wd, L_I, L_H), L_H, L_I, 0);
+  c->format.layout = layout;
+  float *both = product(rows, L_B, gate_up, 2 * L_I, L_H);
+  for (int i = 0; i < L_B * L_I; i++) {
+    const float *at = both + i / L_I * 2 * L_I + i % L_I;
+    m[i] = kept(c, silu((double)at[0]) * (double)at[L_I]);
+  }
+  float *d = product(layer_rounded(c, act, m, L_B, L_I, down_in), L_B, down, L_H, L_I);
+  for (int i = 0; i < L_B * L_H; i++) y[i] = d[i] * affinity[i / L_H * L_E + e];
+}
+
+static void test_layer_mx(void **state) {
+  const int bf16 = *(moe_dtype *)*state == MOE_DTYPE_BF16;
+  static const moe_mx_layout layout[] = {MOE_MX_LAYOUT_PLAIN, MOE_MX_LAYOUT_NKI_1X32, MOE_MX_LAYOUT_NKI_WRAPX};
+  static const moe_element element[] = {MOE_ELEMENT_E4M3FN, MOE_ELEMENT_E5M2, MOE_ELEMENT_E2M1};
+  static float in_scale[L_E] = {0.01f, 0.02f, 0.015f};
+  int32_t ids[L_T], experts[L_E];
+  int found[LAYER_WRONG] = {0};
+  widest = 0;
+  for (int i = 0; i < L_T; i++) ids[i] = i, experts[i / L_B] = i / L_B;
+  for (int64_t i = 0; i < test_cases(45, 15); i++)
+    for (int wrong = LAYER_RIGHT; wrong < LAYER_WRONG; wrong++) {
+      uint64_t seed = 500 + (uint64_t)i;
+      const uint64_t random = test_random(&seed);
+      moe_neuron_report report;
+      const int scaled = random >> 8 & 1;
+      const moe_mx_rounding rule = {.enabled = 1, .element = element[random % (scaled ? 2 : 3)],
+          .scale_rule = MOE_SCALE_OCP_FLOOR, .cast = MOE_CAST_SATURATE};
+      float *x = mlp_values(&seed, L_T * L_H, 1), *wgu = mlp_values(&seed, L_E * L_H * 2 * L_I, 0.3f);
+      float *wd = mlp_values(&seed, L_E * L_I * L_H, 0.3f), *y = mlp_floats(L_T * L_H), *a = mlp_floats(L_T * L_E);
+      for (int k = 0; k < L_T; k++) a[k * L_E + k / L_B] = 0.5f + (float)test_unit(&seed);
+      moe_blockwise_mm_fwd_args args[2] = {{.layer = {.T = L_T, .H = L_H, .I = L_I, .E = L_E, .N = L_E, .B = L_B,
+          .hidden_states = bf16 ? (void *)mlp_bf16(x, L_T * L_H) : x, .expert_affinities_masked = a,
+          .gate_up_proj_weight = bf16 ? (void *)mlp_bf16(wgu, L_E * L_H * 2 * L_I) : wgu,
+          .down_proj_weight = bf16 ? (void *)mlp_bf16(wd, L_E * L_I * L_H) : wd, .token_position_to_id = ids,
+          .block_to_expert = experts, .skip_token = 1, .mx = {.activations = rule,
+          .activation_layout = layout[random >> 4 & 1 ? 2 : random % 2]}}, .output = mlp_floats(L_T * L_H)}};
+      if (random >> 9 & 1) args[0].layer.mx.weights = rule;
+      if (scaled) args[0].layer.mx.gate_up_in_scale = args[0].layer.mx.down_in_scale = in_scale;
+      mlp c = {.rounds = bf16, .format = {.element = rule.element, .use_scale_rule = 1,
+          .scale_rule = wrong == LAYER_RULE ? MOE_SCALE_CEIL : rule.scale_rule,
+          .layout = args[0].layer.mx.activation_layout}};
+      for (int e = 0; e < L_E; e++)
+        layer_device(&c, wrong, &args[0].layer, e, x + e * L_B * L_H, wgu + e * L_H * 2 * L_I, wd + e * L_I * L_H,
+                     a + e * L_B * L_E, y + e * L_B * L_H);
+      args[1] = args[0];
+      args[1].output = bf16 ? (void *)mlp_bf16(y, L_T * L_H) : y;
+      moe_status status = bf16 ? moe_blockwise_mm_fwd_bf16(&ctx, &args[0]) : moe_blockwise_mm_fwd_f32(&ctx, &args[0]);
+      if (status == MOE_OK)
+        status = bf16 ? moe_neuron_compare_blockwise_mm_fwd_bf16(&ctx, &args[0], &args[1], NULL, &report)
+                      : moe_neuron_compare_blockwise_mm_fwd_f32(&ctx, &args[0], &args[1], NULL, &report);
+      if (wrong == LAYER_RIGHT || status != MOE_OK) judge(&report, status, 1, "layer", (uint64_t)i);
+      found[wrong] += !report.agree;
+      mlp_release();
+    }
+  print_message("layer: at most %.2f of a bound; found %d rules, %d scales, %d weights\n", widest, found[LAYER_RULE],
+                found[LAYER_NO_SCALE], found[LAYER_PLAIN_WEIGHTS]);
+  assert_true(widest > 0.02 && found[LAYER_RIGHT] == 0);
+  assert_true(found[LAYER_RULE] > 2 && found[LAYER_NO_SCALE] > 2 && found[LAYER_PLAIN_WEIGHTS] > 2);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {EACH_DTYPE(test_grouped), cmocka_unit_test(test_mlp)};
+  const struct CMUnitTest tests[] = {EACH_DTYPE(test_grouped), cmocka_unit_test(test_mlp),
+      {"test_layer_mx f32", test_layer_mx, NULL, NULL, test_dtype_state(MOE_DTYPE_F32)},
+      {"test_layer_mx bf16", test_layer_mx, NULL, NULL, test_dtype_state(MOE_DTYPE_BF16)}};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

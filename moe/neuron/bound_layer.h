@@ -15,15 +15,17 @@ typedef struct moe_neuron_layer_ {
   const float *x, *affinity, *gate_up_bias, *down_bias, *dy;
   moe_neuron_loaded_ gate_up, down;
   moe_neuron_weight_ gate_up_grad, down_grad; /* how gradients are stored */
-  int64_t *last;          /* [T] the last block that holds the token, with not_accumulating; NULL without */
-  int64_t *rows, *blocks; /* [E] of each expert */
-  int32_t *terms;         /* [T] how many rows a token has had */
-  moe_neuron_values_ gu;  /* [2,I]: g, u, within their limits; then the gradients dg, du */
-  moe_neuron_values_ m;   /* [I]: with ON_I scaled */
-  moe_neuron_values_ dm;  /* [I]: dY*Wd^T */
-  moe_neuron_values_ h;   /* [H] */
-  moe_neuron_unit_ *unit; /* [I] */
-  double *size;           /* [2,H]: sums of a product */
+  int64_t *last;                      /* [T] the last block that holds the token, with not_accumulating; NULL without */
+  int64_t *rows, *blocks;             /* [E] of each expert */
+  int32_t *terms;                     /* [T] how many rows a token has had */
+  moe_neuron_values_ gu;              /* [2,I]: g, u, within their limits; then the gradients dg, du */
+  moe_neuron_values_ m;               /* [I]: with ON_I scaled */
+  moe_neuron_values_ dm;              /* [I]: dY*Wd^T */
+  moe_neuron_values_ h;               /* [H] */
+  moe_neuron_unit_ *unit;             /* [I] */
+  double *size;                       /* [2,H]: sums of a product */
+  moe_neuron_round_ round_x, round_m; /* with mx.activations */
+  float *rounded, *rounded_e;         /* [H] or [I] */
 } moe_neuron_layer_;
 
 /* A row: block, place in it, token, expert, affinity. */
@@ -34,16 +36,42 @@ typedef struct moe_neuron_row_ {
 
 /* ---------------------------------------------------------------------------------------------------------- one row */
 
+/* x as products take it: rounded alike by all. */
+MOE_FN const float *moe_neuron_row_of_x_(moe_neuron_layer_ *y, const moe_neuron_row_ *row) {
+  const moe_mx_operands *mx = &y->l->mx;
+  const float *x = y->x + row->t * y->l->H;
+  if (!mx->activations.enabled) return x;
+  memcpy(y->rounded, x, (size_t)y->l->H * sizeof *x);
+  memset(y->rounded_e, 0, (size_t)y->l->H * sizeof *x);
+  moe_neuron_round_row_(&mx->activations, &y->round_x, mx->gate_up_in_scale ? mx->gate_up_in_scale[row->e] : 0,
+                        y->rounded, y->rounded_e);
+  return y->rounded;
+}
+
+/* m as the product takes it, in place. */
+MOE_FN void moe_neuron_round_m_(moe_neuron_layer_ *y, const moe_neuron_row_ *row) {
+  const moe_mx_operands *mx = &y->l->mx;
+  const int64_t I = y->l->I;
+  if (!mx->activations.enabled) return;
+  for (int64_t i = 0; i < I; i++) {
+    y->rounded[i] = (float)y->m.v[i];
+    y->rounded_e[i] = (float)((y->m.e[i] + MOE_NEURON_U_ * fabs(y->m.v[i])) * (1 + 0x1p-22));
+  }
+  moe_neuron_round_row_(&mx->activations, &y->round_m, mx->down_in_scale ? mx->down_in_scale[row->e] : 0, y->rounded,
+                        y->rounded_e);
+  for (int64_t i = 0; i < I; i++) y->m.v[i] = (double)y->rounded[i], y->m.e[i] = (double)y->rounded_e[i];
+}
+
 /* g and u from x: as they are stored in a checkpoint, before rounding. */
 MOE_FN void moe_neuron_gate_up_(moe_neuron_layer_ *y, const moe_neuron_row_ *row) {
   const moe_blockwise_layer *l = y->l;
   const int64_t n = 2 * l->I;
-  const float *w = moe_neuron_expert_(&y->gate_up, row->e);
+  const float *w = moe_neuron_expert_(&y->gate_up, row->e), *row_x = moe_neuron_row_of_x_(y, row);
   const double a = l->config.affinity_mode == MOE_AFFINITY_PRE_SCALE ? row->a : 1,
                gamma = moe_neuron_gamma_(y->bounds, l->H) + y->gate_up.error;
   memset(y->gu.v, 0, (size_t)n * sizeof *y->gu.v), memset(y->gu.e, 0, (size_t)n * sizeof *y->gu.e);
   for (int64_t h = 0; h < l->H; h++) {
-    const double x = (double)y->x[row->t * l->H + h];
+    const double x = (double)row_x[h];
     for (int64_t j = 0; j < n; j++) {
       const double p = x * (double)w[h * n + j];
       y->gu.v[j] += p, y->gu.e[j] += fabs(p);
@@ -130,6 +158,7 @@ MOE_FN void moe_neuron_forward_row_(moe_neuron_layer_ *y, const moe_neuron_row_ 
   moe_neuron_glu_row_(y, mode == MOE_AFFINITY_ON_I ? row->a : 1);
   for (int64_t i = 0; i < l->I && scaled; i++)
     moe_neuron_more_(scaled->e + (row->b * l->I + i) * l->B + row->r, (post ? fabs(row->a) : 1) * y->m.e[i]);
+  moe_neuron_round_m_(y, row);
   moe_neuron_times_(y, &y->m, &y->down, row->e, &y->h);
   for (int64_t h = 0; h < l->H; h++) {
     const double b = y->down_bias ? (double)y->down_bias[row->e * l->H + h] : 0;
@@ -315,6 +344,18 @@ MOE_FN int moe_neuron_take_values_(moe_neuron_bounds_ *bounds, moe_neuron_values
   return values->v && values->e;
 }
 
+MOE_FN moe_status moe_neuron_layer_round_(moe_context *ctx, moe_neuron_layer_ *y) {
+  moe_neuron_bounds_ *b = y->bounds;
+  const moe_blockwise_layer *l = y->l;
+  const int64_t longest = moe_max_(l->H, l->I);
+  if (!l->mx.activations.enabled) return MOE_OK;
+  y->rounded = (float *)moe_neuron_take_(&b->scratch, 2 * longest, sizeof *y->rounded);
+  if (!y->rounded) return moe_neuron_no_memory_(ctx);
+  y->rounded_e = y->rounded + longest;
+  MOE_NEURON_TRY_(moe_neuron_round_new_(ctx, b, l->mx.activation_layout, 2, l->H, &y->round_x));
+  return moe_neuron_round_new_(ctx, b, l->mx.activation_layout, 1, l->I, &y->round_m);
+}
+
 MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, int not_accumulating) {
   moe_neuron_bounds_ *b = y->bounds;
   const moe_blockwise_layer *l = y->l;
@@ -336,6 +377,7 @@ MOE_FN moe_status moe_neuron_layer_new_(moe_context *ctx, moe_neuron_layer_ *y, 
       !moe_neuron_take_values_(b, &y->gu, 2 * l->I) || !moe_neuron_take_values_(b, &y->m, l->I) ||
       !moe_neuron_take_values_(b, &y->dm, l->I) || !moe_neuron_take_values_(b, &y->h, l->H))
     return moe_neuron_no_memory_(ctx);
+  MOE_NEURON_TRY_(moe_neuron_layer_round_(ctx, y));
   y->gate_up_grad = moe_neuron_gate_up_weight_(l, b->dtype), y->down_grad = moe_neuron_down_weight_(l, b->dtype);
   MOE_NEURON_TRY_(moe_neuron_loaded_new_(ctx, b, y->gate_up_grad, &y->gate_up));
   return moe_neuron_loaded_new_(ctx, b, y->down_grad, &y->down);

@@ -65,101 +65,12 @@ MOE_FN void moe_neuron_multiply_(moe_neuron_bounds_ *bounds, const moe_neuron_ma
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- rounding */
-
-/* Memory for rounding a row of K elements. */
-typedef struct moe_neuron_round_ {
-  int64_t K;
-  int64_t *index; /* the element at a position */
-  float *v, *e, *q, *x, *y, *far, *scale[2];
-  uint8_t *codes, *bytes;
-} moe_neuron_round_;
-
-MOE_FN moe_status moe_neuron_round_new_(const moe_neuron_mlp_ *p, int64_t K, moe_neuron_round_ *to) {
-  moe_neuron_scratch_ *scratch = &p->bounds->scratch;
-  const int64_t groups = moe_ceil_div_(K, 32);
-  float *at = (float *)moe_neuron_take_(scratch, 6 * K + 2 * groups, sizeof *at);
-  *to = (moe_neuron_round_){.K = K};
-  to->index = (int64_t *)moe_neuron_take_(scratch, K, sizeof *to->index);
-  to->codes = (uint8_t *)moe_neuron_take_(scratch, K + groups, 1);
-  if (!at || !to->index || !to->codes) return moe_neuron_no_memory_(p->ctx);
-  to->v = at, to->e = at + K, to->q = at + 2 * K, to->x = at + 3 * K, to->y = at + 4 * K;
-  to->far = at + 5 * K, to->scale[0] = at + 6 * K, to->scale[1] = to->scale[0] + groups, to->bytes = to->codes + K;
-  return moe_neuron_positions_(p->ctx, p->layout, 1, K, to->index);
-}
-
-/* y = x rounded, and the scales that it takes. */
-MOE_FN void moe_neuron_round_mx_(const moe_mx_rounding *rule, const moe_neuron_round_ *r, const float *x, float *y,
-                                 float *scale) {
-  const moe_quantize_mx_args to = {.element = rule->element,
-                                   .scale_rule = rule->scale_rule,
-                                   .cast = rule->cast,
-                                   .rows = 1,
-                                   .columns = r->K,
-                                   .plain = x,
-                                   .codes = r->codes,
-                                   .scales = r->bytes};
-  const moe_dequantize_mx_args back = {
-      .element = rule->element, .rows = 1, .columns = r->K, .codes = r->codes, .scales = r->bytes, .plain = y};
-  (void)moe_quantize_mx(NULL, &to);
-  if (y) (void)moe_dequantize_mx(NULL, &back);
-  if (scale) (void)moe_e8m0_to_f32(NULL, scale, r->bytes, moe_ceil_div_(r->K, 32));
-}
-
-/* y = x rounded under the scales. */
-MOE_FN void moe_neuron_round_under_(const moe_mx_rounding *rule, const moe_neuron_round_ *r, float *scale) {
-  for (int64_t g = 0; g < moe_ceil_div_(r->K, 32); g++)
-    if (!(scale[g] > 0 && scale[g] < INFINITY)) scale[g] = 1;
-  const moe_quantize_scaled_args to = {.element = rule->element,
-                                       .cast = rule->cast,
-                                       .rows = 1,
-                                       .columns = r->K,
-                                       .block_columns = 32,
-                                       .scales_given = 1,
-                                       .plain = r->x,
-                                       .codes = r->codes,
-                                       .scales = scale};
-  const moe_dequantize_scaled_args back = {.element = rule->element,
-                                           .rows = 1,
-                                           .columns = r->K,
-                                           .block_columns = 32,
-                                           .codes = r->codes,
-                                           .scales = scale,
-                                           .plain = r->y};
-  (void)moe_quantize_scaled(NULL, &to);
-  (void)moe_dequantize_scaled(NULL, &back);
-}
-
-/* A row with errors, by position: q is v rounded, `far` how far from that another rounding can be. */
-MOE_FN void moe_neuron_round_interval_(const moe_mx_rounding *rule, const moe_neuron_round_ *r) {
-  for (int most = 0; most < 2; most++) {
-    for (int64_t n = 0; n < r->K; n++) r->x[n] = most ? fabsf(r->v[n]) + r->e[n] : fmaxf(fabsf(r->v[n]) - r->e[n], 0);
-    moe_neuron_round_mx_(rule, r, r->x, NULL, r->scale[most]);
-  }
-  for (int64_t n = 0; n < r->K; n++) { /* where there are more than two scales, it can be anything */
-    const int any = !(r->scale[1][n / 32] <= 2 * r->scale[0][n / 32]);
-    r->far[n] = any ? 3 * (fabsf(r->v[n]) + r->e[n]) : 0;
-  }
-  for (int end = 0; end < 4; end++) {
-    for (int64_t n = 0; n < r->K; n++) r->x[n] = end & 1 ? r->v[n] + r->e[n] : r->v[n] - r->e[n];
-    moe_neuron_round_under_(rule, r, r->scale[end / 2]);
-    for (int64_t n = 0; n < r->K; n++) r->far[n] = fmaxf(r->far[n], fabsf(r->y[n] - r->q[n]));
-  }
-}
-
-/* Rounds rows along their elements; what was exact stays so. */
+/* Rounds rows along their elements. */
 MOE_FN moe_status moe_neuron_mx_round_(const moe_neuron_mlp_ *p, moe_neuron_matrix_ *m) {
   const int64_t K = m->columns;
   moe_neuron_round_ r;
-  MOE_NEURON_TRY_(moe_neuron_round_new_(p, K, &r));
-  for (int64_t i = 0; i < m->rows; i++) {
-    float *const v = m->v + i * K, *const e = m->e + i * K;
-    int exact = 1;
-    for (int64_t n = 0; n < K; n++) r.v[n] = v[r.index[n]], r.e[n] = e[r.index[n]], exact &= r.e[n] <= 0;
-    moe_neuron_round_mx_(&p->round, &r, r.v, r.q, NULL);
-    if (!exact) moe_neuron_round_interval_(&p->round, &r);
-    for (int64_t n = 0; n < K; n++) v[r.index[n]] = r.q[n], e[r.index[n]] = exact ? 0 : r.far[n];
-  }
+  MOE_NEURON_TRY_(moe_neuron_round_new_(p->ctx, p->bounds, p->layout, 1, K, &r));
+  for (int64_t i = 0; i < m->rows; i++) moe_neuron_round_row_(&p->round, &r, 0, m->v + i * K, m->e + i * K);
   return MOE_OK;
 }
 

@@ -5,7 +5,7 @@
 
 /* X(KIND, what describes it, what bounds it, whether its bounds are known): names of functions. */
 #define MOE_NEURON_KIND_LIST_(X)                 \
-  X(FORWARD, forward, forward, forward)          \
+  X(FORWARD, forward, forward, none)             \
   X(BACKWARD, backward, backward, backward)      \
   X(GROUPED, grouped, grouped, none)             \
   X(GROUPED_DX, grouped, grouped, none)          \
@@ -100,9 +100,10 @@ typedef struct moe_neuron_weight_ {
   const moe_quantized_weight *quantized; /* or NULL */
   const void *plain, *up, *packed;
   moe_dtype dtype;
-  moe_weight_order order;   /* of the plain one and, of grouped GEMM, of codes with float scales */
-  int apart, per_expert;    /* up is a tensor of its own; plain and up are arrays of pointers */
-  int up_only, down_scales; /* the gate is not read; scales may be in the order of MOE_NKI_DOWN_SCALE */
+  moe_weight_order order;          /* of the plain one and, of grouped GEMM, of codes with float scales */
+  int apart, per_expert;           /* up is a tensor of its own; plain and up are arrays of pointers */
+  int up_only, down_scales;        /* the gate is not read; scales may be in the order of MOE_NKI_DOWN_SCALE */
+  const moe_mx_rounding *rounding; /* of products; NULL: none */
   int64_t E, K, parts, columns;
 } moe_neuron_weight_;
 
@@ -120,6 +121,7 @@ MOE_FN moe_neuron_weight_ moe_neuron_gate_up_weight_(const moe_blockwise_layer *
                               .apart = l->orders.up_apart,
                               .per_expert = l->orders.per_expert,
                               .up_only = l->config.skip_gate,
+                              .rounding = l->mx.weights.enabled ? &l->mx.weights : NULL,
                               .E = l->E,
                               .K = l->H,
                               .parts = 2,
@@ -136,6 +138,7 @@ MOE_FN moe_neuron_weight_ moe_neuron_down_weight_(const moe_blockwise_layer *l, 
                               .order = l->orders.down,
                               .per_expert = l->orders.per_expert,
                               .down_scales = 1,
+                              .rounding = l->mx.weights.enabled ? &l->mx.weights : NULL,
                               .E = l->E,
                               .K = l->I,
                               .parts = 1,

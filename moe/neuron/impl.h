@@ -24,6 +24,7 @@
 #include "bind.h"
 #include "describe.h"
 #include "bound.h"
+#include "bound_mx.h"
 #include "inputs.h"
 #include "bound_unit.h"
 #include "bound_layer.h"

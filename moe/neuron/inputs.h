@@ -11,15 +11,6 @@ MOE_FN float *moe_neuron_floats_(moe_neuron_bounds_ *bounds, moe_dtype dtype, co
   return to;
 }
 
-MOE_FN void moe_neuron_codes_(moe_element element, const uint8_t *codes, int64_t n, float *to) {
-  switch (element) {
-#define MOE_NEURON_CASE_(name, NAME, bits, fraction, bias, max, infinity, nan) \
-  case MOE_ELEMENT_##NAME: (void)moe_##name##_to_f32(NULL, to, codes, n); break;
-    MOE_ELEMENT_LIST(MOE_NEURON_CASE_)
-#undef MOE_NEURON_CASE_
-  }
-}
-
 /* A [T,H] tensor, plain or quantised. */
 MOE_FN float *moe_neuron_hidden_(moe_neuron_bounds_ *bounds, const void *plain, const moe_quantized_activation *a,
                                  int64_t T, int64_t H) {
@@ -48,20 +39,11 @@ MOE_FN float *moe_neuron_hidden_(moe_neuron_bounds_ *bounds, const void *plain, 
   return to;
 }
 
-/* Which element of K has position n. */
-MOE_FN moe_status moe_neuron_positions_(moe_context *ctx, moe_mx_layout layout, int32_t parts, int64_t K,
-                                        int64_t *index) {
-  for (int64_t k = 0; k < K; k++) index[k] = k;
-  if (layout == MOE_MX_LAYOUT_NKI_STRIDED_X4 || layout == MOE_MX_LAYOUT_NKI_WRAPX ||
-      layout == MOE_MX_LAYOUT_NKI_WRAPX_WHOLE)
-    return moe_nki_x4_permutation(ctx, layout, parts, K, index);
-  return MOE_OK;
-}
-
 /* A weight whose values are wanted, an expert at a time. */
 typedef struct moe_neuron_loaded_ {
   moe_neuron_weight_ w;
   double error;            /* relative, of a value: it may be rounded or not */
+  moe_neuron_round_ round; /* along K, of a plain one that is rounded */
   uint8_t *codes, *scales; /* of an MX weight: rows as OCP groups them, in logical order */
   int64_t *position;       /* of element k along K, whose scale is position/32 */
   float *row;              /* [K] and more */
@@ -107,6 +89,8 @@ MOE_FN moe_status moe_neuron_loaded_new_(moe_context *ctx, moe_neuron_bounds_ *b
   to->raw = (float *)moe_neuron_take_(&bounds->scratch, n, sizeof *to->raw);
   to->row = (float *)moe_neuron_take_(&bounds->scratch, w->K + w->K / 32 + 2, sizeof *to->row);
   if (!to->values || !to->raw || !to->row) return moe_neuron_no_memory_(ctx);
+  if (!w->quantized && weight.rounding)
+    MOE_NEURON_TRY_(moe_neuron_round_new_(ctx, bounds, MOE_MX_LAYOUT_PLAIN, 1, w->K, &to->round));
   if (!w->quantized) return MOE_OK;
   if (w->quantized->scaling == MOE_WEIGHT_MX) return moe_neuron_rows_(ctx, bounds, to);
   to->error = bounds->operand + MOE_NEURON_U_; /* code*scale; or the code, and the scale after the product */
@@ -157,6 +141,17 @@ MOE_FN void moe_neuron_load_part_(moe_neuron_loaded_ *to, int64_t e, int64_t par
   }
 }
 
+/* Rounds columns along K: what is given is rounded alike by all. */
+MOE_FN void moe_neuron_round_columns_(const moe_neuron_loaded_ *to) {
+  const int64_t K = to->w.K, columns = to->w.parts * to->w.columns;
+  const moe_neuron_round_ *r = &to->round;
+  for (int64_t n = 0; n < columns; n++) {
+    for (int64_t k = 0; k < K; k++) r->x[k] = to->values[k * columns + n];
+    moe_neuron_round_mx_(to->w.rounding, r, r->x, r->y, NULL);
+    for (int64_t k = 0; k < K; k++) to->values[k * columns + n] = r->y[k];
+  }
+}
+
 MOE_FN void moe_neuron_load_plain_(moe_neuron_loaded_ *to, int64_t e) {
   const moe_neuron_weight_ *w = &to->w;
   const int64_t n = w->K * w->columns * (w->apart ? 1 : w->parts);
@@ -167,6 +162,7 @@ MOE_FN void moe_neuron_load_plain_(moe_neuron_loaded_ *to, int64_t e) {
     if (part == 0 || w->apart) moe_neuron_widen_(w->dtype, expert, w->per_expert ? 0 : e * n, n, to->raw);
     moe_neuron_load_part_(to, e, part);
   }
+  if (w->rounding) moe_neuron_round_columns_(to);
 }
 
 /* Expert e's values, [K,parts,columns]. */

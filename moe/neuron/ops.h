@@ -17,16 +17,11 @@ typedef struct moe_neuron_op_ {
   moe_status (*check)(moe_context *ctx, const void *args); /* options and shapes, as the CPU's function */
 } moe_neuron_op_;
 
-MOE_FN int moe_neuron_layer_rounds_(const moe_blockwise_layer *l) {
-  return l->mx.activations.enabled || l->mx.weights.enabled || l->mx.gradients.enabled;
-}
-MOE_FN int moe_neuron_rounds_forward_(const void *args) {
-  return moe_neuron_layer_rounds_(&((const moe_blockwise_mm_fwd_args *)args)->layer);
-}
+/* Of the layer's backward bounds are not known where operands are rounded. */
 MOE_FN int moe_neuron_rounds_backward_(const void *args) {
-  return moe_neuron_layer_rounds_(&((const moe_blockwise_mm_bwd_args *)args)->layer);
+  const moe_mx_operands *mx = &((const moe_blockwise_mm_bwd_args *)args)->layer.mx;
+  return mx->activations.enabled || mx->weights.enabled || mx->gradients.enabled;
 }
-/* Of the MLP all operands are rounded, and its bounds know that. */
 MOE_FN int moe_neuron_rounds_none_(const void *args) { return (void)args, 0; }
 
 MOE_FN moe_status moe_neuron_describe_(moe_context *ctx, const moe_neuron_op_ *op, const void *args,

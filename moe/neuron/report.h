@@ -13,7 +13,7 @@ MOE_FN void moe_neuron_judge_(moe_neuron_error *report, int64_t at, double devic
                               double *worst) {
   const int same = device == cpu || (device != device && cpu != cpu);
   const double error = same ? 0 : fabs(device - cpu);
-  const int over = !same && bound >= 0 && !(error <= bound);
+  const int over = !same && !(bound < 0) && !(error <= bound); /* also where the bound is NaN */
   const double part = same ? 0 : !(error < INFINITY) ? INFINITY : bound > 0 ? error / bound : error;
   report->elements++;
   report->over += over;

@@ -24,13 +24,13 @@ typedef struct standin_tensor {
 /* A struct that args have a pointer to, such as a moe_quantized_weight. */
 typedef struct standin_nested {
   uint32_t pointer; /* where that is in args; 0: there is none */
-  uint8_t bytes[64];
+  _Alignas(16) uint8_t bytes[64];
 } standin_nested;
 
 typedef struct standin_kernel {
   uint32_t op, dtype, count;
   standin_nested nested[STANDIN_NESTED];
-  uint8_t args[STANDIN_ARGS];
+  _Alignas(16) uint8_t args[STANDIN_ARGS];
   standin_tensor tensor[STANDIN_TENSORS];
 } standin_kernel;
 

@@ -468,7 +468,7 @@ EXPORT moe_nrt_status nrt_add_tensor_to_tensor_set(moe_nrt_tensor_set *set, cons
 
 /* A kernel's call while it runs: its own copy of the arguments, with pointers into device memory. */
 typedef struct launch {
-  _Alignas(16) standin_kernel kernel;
+  standin_kernel kernel;
   void *converted[STANDIN_TENSORS];
 } launch;
 
