@@ -193,9 +193,6 @@ static void test_mx(void **state) {
   assert_ok(moe_neuron_check_blockwise_mm_fwd_f32(&s.ctx, &s.model, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
   assert_memory_equal(y[0], y[1], sizeof y[0]);
   assert_true(report.bounded && report.agree);
-  y[1][77] += 8;
-  assert_ok(moe_neuron_compare_blockwise_mm_fwd_f32(&s.ctx, &s.p->fwd[0], &s.p->fwd[1], NULL, &report), &s.ctx);
-  assert_true(!report.agree && report.tensor[0].over == 1 && report.tensor[0].at == 77);
   for (int d = 0; d < 2; d++)
     s.p->fwd[d].layer.mx.activations = (moe_mx_rounding){.enabled = 1, .element = MOE_ELEMENT_E4M3FN,
         .cast = MOE_CAST_SATURATE};

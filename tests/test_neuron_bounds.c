@@ -249,13 +249,15 @@ static void mlp_device(mlp *c, int wrong, moe_mlp_fwd_mxfp8_args *fwd, moe_mlp_b
                            o->gate_clamp_lower_limit));
     u[i] = kept(c, limited(v, o->clamp, MOE_CLAMP_UP_UPPER, o->up_clamp_upper_limit, MOE_CLAMP_UP_LOWER,
                            o->up_clamp_lower_limit));
-    act[i] = kept(c, silu((double)g[i])), m[i] = kept(c, (double)act[i] * ((double)u[i] + offset));
-    const int in_g = !o->clamp || (g[i] < kept(c, (double)o->gate_clamp_upper_limit) &&
+    const double most = o->clamp & MOE_CLAMP_ACTIVATION_UPPER ? (double)o->activation_clamp_upper_limit : INFINITY;
+    const double slope = silu((double)g[i]) < most ? silu_slope((double)g[i]) : 0;
+    act[i] = kept(c, fmin(silu((double)g[i]), most)), m[i] = kept(c, (double)act[i] * ((double)u[i] + offset));
+    const int in_g = !(o->clamp & 15) || (g[i] < kept(c, (double)o->gate_clamp_upper_limit) &&
                                    g[i] > kept(c, (double)o->gate_clamp_lower_limit));
-    const int in_u = !o->clamp || (u[i] < kept(c, (double)o->up_clamp_upper_limit) &&
+    const int in_u = !(o->clamp & 15) || (u[i] < kept(c, (double)o->up_clamp_upper_limit) &&
                                    u[i] > kept(c, (double)o->up_clamp_lower_limit));
     const double d = (double)kept(c, (double)dm[i]);
-    dg[i] = in_g ? kept(c, d * ((double)u[i] + offset) * silu_slope((double)g[i])) : 0;
+    dg[i] = in_g ? kept(c, d * ((double)u[i] + offset) * slope) : 0;
     du[i] = in_u ? kept(c, d * (double)act[i]) : 0;
   }
   float *gu_T = mlp_transposed(mlp_joined(dg, du, S, I), S, 2 * I);
@@ -291,6 +293,8 @@ static void test_mlp(void **state) {
         c.m.config = (moe_layer_config){.clamp = 15, .gate_clamp_upper_limit = 1.3f, .gate_clamp_lower_limit = -0.9f,
             .up_clamp_upper_limit = 0.7f, .up_clamp_lower_limit = -1.1f};
       c.m.config.up_offset = 1;
+      if (random >> 11 & 1) c.m.config.clamp |= MOE_CLAMP_ACTIVATION_UPPER;
+      c.m.config.activation_clamp_upper_limit = 0.1f;
       const int64_t S = c.m.S, H = c.m.H, I = c.m.I, n = S * I;
       c.x = mlp_values(&seed, S * H, 1), c.gate_up = mlp_values(&seed, 2 * I * H, 0.3f);
       c.down = mlp_values(&seed, H * I, 0.3f), c.dy = mlp_values(&seed, S * H, 1);
