@@ -159,6 +159,8 @@ static void layer_case(layer *y, session *s, uint64_t *seed) {
     b->gate_and_up_proj_bias_grad = outputs[d][9], b->down_proj_bias_grad = outputs[d][10];
     b->weight_grad_dtype = random >> 7 & 1 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT;
     b->accumulate = (uint32_t)(random >> 32) & 63;
+    if (random >> 40 & 1) b->hidden_states_grad = NULL; /* also where it would be accumulated */
+    if (random >> 41 & 1) b->down_proj_bias_grad = NULL;
   }
 }
 

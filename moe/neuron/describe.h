@@ -88,7 +88,10 @@ MOE_FN moe_neuron_operand *moe_neuron_add_output_(moe_neuron_call_ *call, const 
 /* Adds an output; where it is accumulated, what it holds is an input as well, under the name `given` or its own. */
 MOE_FN moe_neuron_operand *moe_neuron_add_result_(moe_neuron_call_ *call, int accumulates, const char *given,
                                                   const char *name, void *data, moe_dtype dtype, const int64_t *shape) {
-  if (accumulates) moe_neuron_add_float_(call, given ? given : name, data, dtype, shape)->alias = name;
+  if (accumulates) {
+    moe_neuron_operand *before = moe_neuron_add_float_(call, given ? given : name, data, dtype, shape);
+    before->alias = name, before->optional = !data;
+  }
   return moe_neuron_add_output_(call, name, data, dtype, shape);
 }
 
