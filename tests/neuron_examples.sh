@@ -10,6 +10,22 @@ without_runtime() {
   "$work/neuron_forward" >"$work/forward.out" && grep -q 'on the CPU: libnrt was not found' "$work/forward.out"
 }
 
+# With a stand-in for the runtime: a NEFF for it, one for other logical cores, one that is cut short.
+stand_in() {
+  mkdir -p "$work/lib" &&
+    gcc -std=gnu11 -O1 -fPIC -shared -DMOE_IMPLEMENTATION -I"$root" -I"$root/tests" -include "$root/moe.h" \
+      "$root/tests/neuron/standin_nrt.c" -o "$work/lib/libnrt.so.1" -lm -lpthread &&
+    gcc -std=gnu11 -O1 -I"$root" "$root/tests/neuron/save_neff.c" -o "$work/save_neff" -lm -ldl &&
+    "$work/save_neff" "$work/kernel.neff" && head -c 5000 "$work/kernel.neff" >"$work/short.neff"
+}
+on_stand_in() { # code, words, arguments
+  code=$1 words=$2
+  shift 2
+  LD_LIBRARY_PATH=$work/lib "$work/neuron_forward" "$@" >"$work/forward.out" 2>&1
+  [ $? -eq "$code" ] && grep -q "$words" "$work/forward.out" || { cat "$work/forward.out"; false; }
+}
+other_cores() { NEURON_LOGICAL_NC_CONFIG=1 on_stand_in 0 'on the CPU: neff is compiled for logical cores of 2' "$@"; }
+
 # Writes in/, right/ and wrong/ as numpy.save does, in several types and versions of the format.
 cat >"$work/tensors.py" <<'PY'
 import math, os, random, struct
@@ -74,6 +90,17 @@ case_is() { # code case outputs
 
 for name in neuron_forward neuron_compare; do check "$name compiles" example $name; done
 check "neuron_forward: without a runtime it says so, and runs on the CPU" without_runtime
+if [ ! -e /opt/aws/neuron/lib/libnrt.so.1 ]; then
+  check "a stand-in for the runtime, and a NEFF for it" stand_in
+  check "neuron_forward: on the stand-in, compared" on_stand_in 0 'they agree' "$work/kernel.neff"
+  check "neuron_forward: says that it ran there" grep -q 'on the device: the call fits the model on core 1' \
+    "$work/forward.out"
+  check "neuron_forward: a name that is mapped to nothing" on_stand_in 0 'on the CPU: .*output, an output of the NEFF' \
+    "$work/kernel.neff" output=other
+  check "neuron_forward: a NEFF for other logical cores" other_cores "$work/kernel.neff"
+  check "neuron_forward: a NEFF that is cut short" on_stand_in 0 'on the CPU: neff is cut short' "$work/short.neff"
+  check "neuron_forward: no such file" on_stand_in 2 'cannot read' "$work/none.neff"
+fi
 if echo '#include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
