@@ -270,7 +270,7 @@ static void shorter(standin_neff *neff) { neff_tensor(neff, "hidden_states")->si
 static void narrower(standin_neff *neff) { neff_tensor(neff, "hidden_states")->dtype = MOE_NRT_DTYPE_BFLOAT16; }
 static void renamed(standin_neff *neff) { strcpy(neff_tensor(neff, "output")->name, "output0"); }
 static void fewer(standin_neff *neff) { neff_without(neff, "conditions"); }
-static void turned(standin_neff *neff) { /* [E,H,2,I] as [E,2,I,H] */
+static void reordered(standin_neff *neff) { /* [E,H,2,I] as [E,2,I,H] */
   standin_tensor *t = neff_tensor(neff, "gate_up_proj_weight");
   t->shape[1] = 2, t->shape[2] = I, t->shape[3] = H;
 }
@@ -291,7 +291,7 @@ static void test_mismatch(void **state) {
   forward_cpu(&s);
   refused(&s, longer, NULL, MOE_ERROR_INVALID_SHAPE, "down_proj_weight has 61440 bytes here, and 61444 in the NEFF");
   refused(&s, shorter, NULL, MOE_ERROR_INVALID_SHAPE, "hidden_states has 3328 bytes here, and 3324");
-  refused(&s, turned, NULL, MOE_ERROR_INVALID_SHAPE,
+  refused(&s, reordered, NULL, MOE_ERROR_INVALID_SHAPE,
           "gate_up_proj_weight has the axes [5,64,2,48] here, and [5,2,48,64] of FLOAT32 in the NEFF");
   refused(&s, narrower, NULL, MOE_ERROR_INVALID_OPTION,
           "hidden_states is of FLOAT32 here, and [13,64] of BFLOAT16 in the NEFF");

@@ -483,9 +483,82 @@ static void test_mlp_table(void **state) {
   session_close(&s);
 }
 
+/* ---------------------------------------------------------------------------------------------------- any arguments */
+
+static int64_t any_size(uint64_t *seed, int huge) {
+  static const int64_t size[] = {-1, 0, 1, 2, 3, 4, 5, 32, 64, 128, 512, INT32_MAX, (int64_t)1 << 40, INT64_MAX};
+  return size[test_random(seed) % (huge ? 14 : 9)];
+}
+
+/* Bytes of any kind into what is no size and no pointer. */
+static void any_options(uint64_t *seed, moe_layer_config *c, moe_weight_orders *o, moe_mx_operands *mx) {
+  const uint64_t random = test_random(seed);
+  c->activation = (moe_activation)(random % 10), c->affinity_mode = (moe_affinity_mode)(random >> 4 & 7);
+  c->skip_gate = random >> 8 & 1, c->clamp = (uint32_t)(random >> 12 & 63);
+  o->gate_up = (moe_weight_order)(random >> 20 & 3), o->down = (moe_weight_order)(random >> 22 & 1);
+  o->up_apart = random >> 24 & 1, mx->activations.enabled = random >> 28 & 1, mx->weights.enabled = random >> 29 & 1;
+}
+
+/* The table of any arguments: it is refused with a sentence, or each operand has the bytes that its shape says. */
+static int described(session *s, const neuron_op *op, const void *args) {
+  if (op->describe(&s->ctx, args, NULL, &s->table) != MOE_OK) {
+    assert_true(s->ctx.message[0]);
+    return 0;
+  }
+  for (int32_t i = 0; i < s->table.count; i++) {
+    const moe_neuron_operand *o = &s->table.operand[i];
+    uint64_t elements = 1;
+    for (int32_t d = 0; d < o->ndim; d++) elements *= (uint64_t)o->shape[d];
+    assert_true(o->order == MOE_NEURON_ORDER_GATE_UP_BIAS || o->bytes % (elements ? elements : 1) == 0);
+  }
+  return 1;
+}
+
+static void test_any_arguments(void **state) {
+  (void)state;
+  static int32_t zeros[1 << 18];
+  static moe_quantized_weight q;
+  session s;
+  uint64_t seed = 12;
+  int fit[8] = {0};
+  session_open(&s, MOE_DTYPE_BF16, 0);
+  for (int64_t i = 0; i < test_cases(20000, 2000); i++) {
+    moe_blockwise_mm_fwd_args f = {.layer = {.T = any_size(&seed, 0), .H = any_size(&seed, 1), .I = any_size(&seed, 1),
+        .E = any_size(&seed, 0), .N = any_size(&seed, 0), .B = any_size(&seed, 0), .token_position_to_id = zeros,
+        .block_to_expert = zeros}, .device = {.spec = (moe_cte_spec)(test_random(&seed) % 8)}, .output = zeros};
+    moe_blockwise_mm_bwd_args b = {.accumulate = (uint32_t)test_random(&seed) & 63};
+    moe_grouped_gemm_args g = {.num_tokens = any_size(&seed, 0), .topk = any_size(&seed, 0), .E = any_size(&seed, 0),
+        .N = any_size(&seed, 1), .K = any_size(&seed, 1), .permute_x = (int)(test_random(&seed) % 2),
+        .sum_topk = (int)(test_random(&seed) % 2), .weight_order = (moe_grouped_order)(test_random(&seed) % 3),
+        .topk_weights_grad = test_random(&seed) % 2 ? (float *)(void *)zeros : NULL, .m_sizes = zeros,
+        .accumulate = (uint32_t)(test_random(&seed) % 32) << 10};
+    moe_mlp_fwd_mxfp8_args m = {.mlp = {.S = any_size(&seed, 1), .H = any_size(&seed, 1), .I = any_size(&seed, 1),
+        .format = {.layout = (moe_mx_layout)(test_random(&seed) % 8)}}};
+    any_options(&seed, &f.layer.config, &f.layer.orders, &f.layer.mx);
+    q = (moe_quantized_weight){.element = (moe_element)(test_random(&seed) % 7), .codes = zeros, .scales = zeros,
+        .scaling = (moe_weight_scaling)(test_random(&seed) % 7), .layout = (moe_mx_layout)(test_random(&seed) % 9),
+        .scales_layout = (moe_mx_scales)(test_random(&seed) % 5), .block = any_size(&seed, 1),
+        .repeat = any_size(&seed, 1)};
+    if (test_random(&seed) % 2) f.layer.quantized_gate_up_proj_weight = f.layer.quantized_down_proj_weight = &q;
+    if (test_random(&seed) % 2) g.quantized_W = &q;
+    b.layer = f.layer;
+    moe_mxfp8_operand any = {.data = zeros, .scales = test_random(&seed) % 2 ? (uint8_t *)zeros : NULL,
+        .is_swizzled = (int)(test_random(&seed) % 2), .scales_layout = (moe_mx_scales)(test_random(&seed) % 4)};
+    m.hidden_states = m.gate_up_weights = m.down_weight = any, m.output = zeros;
+    const moe_mlp_bwd_mxfp8_args n = {.mlp = m.mlp, .output_grad = any, .hidden_T = any, .hidden_states = any,
+        .gate_up_weights = any, .down_weight_T = any, .hidden_states_grad = zeros, .accumulate = f.layer.config.clamp};
+    const void *args[] = {&f, &b, &g, &g, &g, NULL, &m, &n};
+    for (int op = 0; op < 8; op++)
+      if (args[op]) fit[op] += described(&s, neuron_op_of((standin_op)op, MOE_DTYPE_BF16), args[op]);
+  }
+  for (int op = 0; op < 8; op++) assert_true(fit[op] > 2 || op == STANDIN_MATMUL);
+  session_close(&s);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {OF(test_layer, F32), OF(test_layer, BF16), OF(test_layer, FP16),
       OF(test_grouped, F32), OF(test_grouped, BF16), OF(test_grouped, FP16),
-      PLAIN(test_grouped_table), PLAIN(test_grouped_slots), PLAIN(test_mlp), PLAIN(test_mlp_table)};
+      PLAIN(test_grouped_table), PLAIN(test_grouped_slots), PLAIN(test_mlp), PLAIN(test_mlp_table),
+      PLAIN(test_any_arguments)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
