@@ -445,7 +445,8 @@ static int set_number(const char *option, const char *value) {
     if (strcmp(option, list[i].name) != 0) continue;
     if (list[i].number) *list[i].number = strtof(value, NULL);
     else *list[i].precise = strtod(value, NULL);
-    return (int)(c->clamp |= list[i].bit), 1;
+    c->clamp |= list[i].bit;
+    return 1;
   }
   return 0;
 }
