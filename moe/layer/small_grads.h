@@ -94,14 +94,15 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_worker_ *worke
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
   const int scaled = moe_post_scaled_(&l->config);
-  float sum[MOE_NR] = {0}, x[MOE_NR];
+  float sum[MOE_NR] = {0}, low[MOE_NR] = {0}, x[MOE_NR];
   const int64_t panels = moe_ceil_div_(l->H, MOE_NR), expert = item / panels, h0 = item % panels * MOE_NR;
   (void)worker;
   const int64_t n = moe_min_(MOE_NR, l->H - h0);
   for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
     moe_load_row_(call->group.kernels->vec, call->dtype, x,
                   stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
-    call->group.kernels->vec->add_scaled(sum, x, scaled ? call->plan.affinity[row] : 1.0f, n);
+    call->group.kernels->vec->add_long(sum, low, x, scaled ? call->plan.affinity + row : NULL,
+                                       row - call->group.first[expert], 1, n);
   }
   moe_store_sum_(call->group.kernels,
                  stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype,

@@ -34,7 +34,8 @@ typedef struct moe_router_loss_ {
   moe_loss_each_fn_ each; /* for each token of the range that counts */
   float *gain;            /* load balance: [to - from] c*E*n_e/(K*T'^2) */
   moe_loss_token_ *token; /* [last - first] */
-  float sum;              /* of terms */
+  float sum, low;         /* of terms, see add_long; */
+  int64_t summed;         /*   how many there are already */
 } moe_router_loss_;
 
 MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {

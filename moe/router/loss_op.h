@@ -10,7 +10,9 @@ MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_worker_ *worker) {
   (void)item;
   (void)worker;
   for (int64_t t = loss->first; t < loss->last; t++)
-    if (moe_token_counts_(loss->args, t)) loss->sum = loss->sum + loss->token[t - loss->first].term;
+    if (moe_token_counts_(loss->args, t))
+      loss->kernels->vec->add_long(&loss->sum, &loss->low, &loss->token[t - loss->first].term, NULL, loss->summed++, 1,
+                                   1);
 }
 
 MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {

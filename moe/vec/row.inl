@@ -30,6 +30,25 @@ MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const
   }
 }
 
+/* Numeric contract 4: terms after the first MOE_LONG_SUM take along what the sum lacks (Kahan). Infinities lack nothing.
+   */
+MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, const float *scale, int64_t before, int64_t rows,
+                            int64_t n) {
+  const MOE_V(f) zero = MOE_V(set1)(0.0f), infinity = MOE_V(castf)(MOE_V(set1i)(0x7f800000u));
+  for (int64_t r = 0; r < rows; r++, x += MOE_NR)
+    for (int64_t i = 0; i < n; i += MOE_W) {
+      const int64_t left = moe_min_(MOE_W, n - i);
+      const MOE_V(f) old = MOE_V(loadn)(sum + i, left);
+      MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + i, left), MOE_V(set1)(scale ? scale[r] : 1.0f));
+      if (before + r >= MOE_LONG_SUM) term = MOE_V(add)(term, MOE_V(loadn)(low + i, left));
+      const MOE_V(f) now = MOE_V(add)(old, term);
+      MOE_V(storen)(sum + i, now, left);
+      if (before + r < MOE_LONG_SUM) continue;
+      term = MOE_V(sub)(term, MOE_V(sub)(now, old));
+      MOE_V(storen)(low + i, MOE_V(select)(MOE_V(lt)(MOE_K(abs)(term), infinity), term, zero), left);
+    }
+}
+
 MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = moe_min_(n - i, MOE_W);

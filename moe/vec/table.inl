@@ -11,6 +11,7 @@ static const moe_vec_table_ MOE_K(vec_table) = {
     .activate = MOE_K(activate),
     .add_scaled = MOE_K(add_scaled),
     .add_rows = MOE_K(add_rows),
+    .add_long = MOE_K(add_long),
     .scale_row = MOE_K(scale_row),
     .multiply_row = MOE_K(multiply_row),
     .copy_nt = MOE_K(copy_nt),
