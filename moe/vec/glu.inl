@@ -108,6 +108,18 @@ MOE_FN float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *r
   return MOE_V(sum16)(chains);
 }
 
+/* Keeps x that are inside their limits apart from those at a limit: x < upper is at most `below`, x > lower is at least
+   `above`. */
+MOE_FN void MOE_K(keep_inside)(float *x, float upper, float below, float lower, float above, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; r++, x += MOE_NR)
+    for (int64_t i = 0; i < n; i += MOE_W) {
+      MOE_V(f) v = MOE_V(load)(x + i);
+      v = MOE_V(select)(MOE_V(lt)(v, MOE_V(set1)(upper)), MOE_V(min)(MOE_V(set1)(below), v), v);
+      v = MOE_V(select)(MOE_V(lt)(MOE_V(set1)(lower), v), MOE_V(max)(MOE_V(set1)(above), v), v);
+      MOE_V(store)(x + i, v);
+    }
+}
+
 enum { MOE_K(glu_rows) = 4 }; /* rows whose activations are computed at a time */
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   float f[MOE_K(glu_rows) * MOE_NR], df[MOE_K(glu_rows) * MOE_NR];

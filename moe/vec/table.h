@@ -31,6 +31,7 @@ typedef struct moe_vec_table_ {
   moe_store_rows_fn_ store_rows[MOE_DTYPE_COUNT_]; /* contract 5 */
   void (*glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows);
   void (*glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows); /* limits rounded to the checkpoint's type */
+  void (*keep_inside)(float *x, float upper, float below, float lower, float above, int64_t rows, int64_t n);
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, float scale, int64_t n); /* sum += scale*x */
   /* For each row of x, in order: row to[i] of sum += scale[i] * (x + bias). Both have stride 64. bias NULL: 0; scale

@@ -8,6 +8,7 @@ static const moe_vec_table_ MOE_K(vec_table) = {
     .store_rows = {MOE_DTYPE_LIST(MOE_STORE_ROWS_)},
     .glu_forward = MOE_K(glu_forward),
     .glu_backward = MOE_K(glu_backward),
+    .keep_inside = MOE_K(keep_inside),
     .activate = MOE_K(activate),
     .add_scaled = MOE_K(add_scaled),
     .add_rows = MOE_K(add_rows),
