@@ -343,10 +343,19 @@ static inline void oracle_blank_gate(const struct oracle_layer *l, float *gate_u
     if (i / l->I % 2 == 0) gate_up[i] = 0;
 }
 
+/* A term of a sum over tokens: contract 4. */
+static inline void oracle_long_add(float *sum, float *low, float term, int64_t before) {
+  volatile float y = term + (before < 64 ? 0.0f : *low), now = *sum + y, part = now - *sum;
+  if (before >= 64) *low = y - part;
+  *sum = now;
+}
+
 static inline void oracle_bias_grad(const struct oracle_layer *l, const float *pre, float *bias) {
+  float *low = oracle_floats(l->E * 2 * l->I);
   for (int64_t e = 0; e < l->E; e++)
     for (int64_t r = l->first[e]; r < l->first[e + 1]; r++)
-      for (int64_t i = 0; i < 2 * l->I; i++) bias[e * 2 * l->I + i] += pre[r * 2 * l->I + i];
+      for (int64_t i = 0; i < 2 * l->I; i++)
+        oracle_long_add(&bias[e * 2 * l->I + i], &low[e * 2 * l->I + i], pre[r * 2 * l->I + i], r - l->first[e]);
 }
 
 static inline struct oracle_backward oracle_backward_of(const struct oracle_layer *l) {
