@@ -98,13 +98,13 @@
      4. Sums. A token's output and input gradient are sums over its experts, in block order, in binary32. What is there
         already is added last, where a result is accumulated. The sum is rounded once, when it is stored. Weight
         gradients contract, and bias gradients sum, an expert's rows in block order; bias gradients sum dg and du before
-        these are rounded. Sums of terms over tokens, which are those of bias gradients and of losses, are compensated
-        from the 65th term on: y = term + low; s = sum + y; low = y - (s - sum); sum = s. However many terms there are,
-        they are within 2^-22 of the sum of magnitudes and 2^-18 of that of the first 64. The dot product of two rows in
-        an affinity gradient takes 64 columns at a time, in order: 16 interleaved chains that begin with +0, added
-        pairwise (chains 8 apart, then 4, 2, 1); <dY,b_d> is added after <dm0,m>. With PRE_SCALE the operands of the
-        gate-and-up weight gradient are a*dg and a*du, rounded once. With accumulation_dtype sums over blocks are
-        rounded after each of them: see moe_blockwise_mm_bwd_args.
+        these are rounded. Sums of terms over tokens, which are bias gradients and losses, are compensated: s = sum + y
+        where y = term, from the 65th term on term + low; lost = y - (s - sum), or 0 if that is not finite; low = lost,
+        in the first 64 low + lost. So up to 64 terms they are plain sums, and of more, however many, within 2^-22 of
+        the sum of magnitudes. The dot product of two rows in an affinity gradient takes 64 columns at a time, in order:
+        16 interleaved chains that begin with +0, added pairwise (chains 8 apart, then 4, 2, 1); <dY,b_d> is added after
+        <dm0,m>. With PRE_SCALE the operands of the gate-and-up weight gradient are a*dg and a*du, rounded once. With
+        accumulation_dtype sums over blocks are rounded after each of them: see moe_blockwise_mm_bwd_args.
      5. Conversions round to nearest even, keep subnormals and overflow to infinity. A NaN that is stored is always the
         same: f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00, e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e, e4m3fnuz and e5m2fnuz 0x80;
         e2m1 has none and stores code 0. How narrow elements round and overflow `cast` says: see MOE_CAST_SATURATE.

@@ -138,9 +138,10 @@ typedef struct moe_blockwise_mm_fwd_args {
   int not_accumulating;        /* 1: nkilib's is_tensor_update_accumulating=False */
   uint32_t accumulate;         /* MOE_ACCUMULATE_OUTPUT: the sums are added to output */
   void *gate_up_activations_T; /* [N,2,I,B] output (optional), checkpoint_dtype: g and u, for the backward. What is
-                                  between the limits but would be rounded to one is stored as the next number inside:
-                                  limits must be two steps of the type apart. 0 for blocks that do nothing, padding
-                                  rows, rows that have no part in the output, and g with skip_gate */
+                                  between the limits but would be rounded to one is stored as the next number inside,
+                                  and likewise what would be rounded across the activation's limit: limits must be two
+                                  steps of the type apart. 0 for blocks that do nothing, padding rows, rows that have no
+                                  part in the output, and g with skip_gate */
   void *down_activations;      /* [N,B,H] output (optional), checkpoint_dtype: d, for the backward. 0 likewise. There is
                                   none with ON_I */
   void *scaled_intermediate_checkpoint_T; /* [N,I,B] output (optional), checkpoint_dtype: what the down weight's
@@ -167,7 +168,8 @@ typedef enum moe_kernel_type { MOE_KERNEL_DROPLESS = 0, MOE_KERNEL_DROPPING = 1,
    or, where that is NULL, are computed again, to the same bits. For every (token t, expert e) row:
      m    = act(g)*(u + up_offset), dm0 = dY*Wd^T, dm = a*dm0 with POST_SCALE and ON_I, else dm0
      dg   = dm*(u + up_offset)*act'(g), 0 unless g, in binary32, is between its limits; du = dm*act(g), likewise. At a
-            limit the derivative is 0. The checkpoint tells: it holds a limit only where g or u is limited
+            limit the derivative is 0. The checkpoint tells: it holds a limit only where g or u is limited, and is on
+            act(g)'s side of the activation's
      dX   = dg*Wg^T + du*Wu^T, one product sum over 2I; with PRE_SCALE times a
      dA   = as affinity_option says with POST_SCALE and ON_I; <dg*Wg^T + du*Wu^T, x> with PRE_SCALE; 0 with NO_SCALE
      dWgu = x^T [dg|du], with PRE_SCALE x^T [a*dg|a*du]; dbgu = sum [dg|du]

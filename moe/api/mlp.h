@@ -90,7 +90,8 @@ typedef struct moe_mlp_fwd_mxfp8_args {
      recompute  gate_pre = X*Wg^T, up = X*Wu^T (along H)                  where they are needed and NULL
                 gate_act = act(gate_pre), hidden = gate_act*(up + up_offset)                    likewise
      phase 1    dm = dY*Wd (along H); d_gate = dm*(up + up_offset)*act'(gate_pre), 0 unless gate_pre is between its
-                limits, rounded to bf16; d_up = dm*gate_act, likewise. Limits are rounded to bf16
+                limits, rounded to bf16; d_up = dm*gate_act, likewise. gate_pre and up are what the forward went on
+                with, rounded to bf16, and so are the limits here: at a limit the derivative is 0
      phase 2    hidden_states_grad = d_gate*Wg + d_up*Wu, one sum over 2I (along I, anew at up)
      phase 3    gate_up_weight_grad = [d_gate|d_up]^T X (along S)
      phase 4    down_weight_grad = dY^T hidden (along S)

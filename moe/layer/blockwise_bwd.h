@@ -123,13 +123,6 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
   moe_scratch_layout_all_(&call->group, arena, workers, &needs);
 }
 
-/* The limits are rounded to the checkpoint's type, as the clamped pre-activations were. */
-MOE_FN void moe_round_limits_(const moe_kernels *kernels, moe_dtype dtype, moe_glu_ *glu) {
-  float *limit[4] = {&glu->gate_upper, &glu->gate_lower, &glu->up_upper, &glu->up_lower};
-  for (int i = 0; i < 4; i++)
-    if (glu->clamp >> i & 1u) *limit[i] = moe_checkpoint_limit_(kernels, dtype, *limit[i], 0);
-}
-
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
                               float *c, float *sum) {
   const moe_backward_ *backward = (const moe_backward_ *)stage->user;

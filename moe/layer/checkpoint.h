@@ -9,31 +9,6 @@ MOE_FN int64_t moe_checkpoint_at_(const moe_blockwise_ *call, int64_t slot, int6
   return ((slot / l->B * parts + part) * l->I + i) * l->B + slot % l->B;
 }
 
-/* A limit as the checkpoint holds it, or with `toward` 1 or -1 the next number above or below that it can hold. Floats
-   hold all. */
-MOE_FN float moe_checkpoint_limit_(const moe_kernels *kernels, moe_dtype dtype, float limit, int toward) {
-  uint16_t bits;
-  if (dtype == MOE_DTYPE_F32) return limit;
-  moe_store_row_(kernels->vec, dtype, &bits, &limit, 1);
-  if (toward && (bits & 0x7fffu) == 0) bits = toward > 0 ? 0x0001u : 0x8001u;
-  else if (toward) bits = (uint16_t)(bits + (bits >> 15 == (toward < 0) ? 1 : -1));
-  moe_load_row_(kernels->vec, dtype, &limit, &bits, 1);
-  return limit;
-}
-
-/* The backward takes a pre-activation for limited if the checkpoint holds the limit: others that would be rounded to it
-   are kept next to it. Rows of x have stride 64. */
-MOE_FN void moe_checkpoint_keep_inside_(const moe_kernels *kernels, moe_dtype dtype, const moe_glu_ *glu, int up,
-                                        float *x, int64_t rows, int64_t n) {
-  const uint32_t on = glu->clamp >> (up ? 2 : 0);
-  const float infinity = moe_castf_scalar(0x7f800000u);
-  float upper = infinity, below = infinity, lower = -infinity, above = -infinity;
-  if (!(on & 3u) || dtype == MOE_DTYPE_F32) return;
-  if (on & 1u) upper = up ? glu->up_upper : glu->gate_upper, below = moe_checkpoint_limit_(kernels, dtype, upper, -1);
-  if (on & 2u) lower = up ? glu->up_lower : glu->gate_lower, above = moe_checkpoint_limit_(kernels, dtype, lower, 1);
-  kernels->vec->keep_inside(x, upper, below, lower, above, rows, n);
-}
-
 /* A run: how many rows from `row` on, at most 64 and before `end`, are neighbours in one block. */
 MOE_FN int64_t moe_checkpoint_run_(const moe_blockwise_ *call, int64_t row, int64_t end) {
   const int32_t *slot = call->plan.slot;

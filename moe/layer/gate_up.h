@@ -31,8 +31,7 @@ MOE_FN void moe_gate_up_save_(const moe_gate_up_ *stage, const moe_expert_c_ *p,
   const moe_blockwise_ *call = stage->call;
   const int64_t up = MOE_NR - call->gate_up.width;
   for (int part = call->glu.skip_gate != 0; part < 2; part++)
-    moe_checkpoint_keep_inside_(call->group.kernels, call->checkpoint_dtype, &call->glu, part, p->c + part * up,
-                                p->rows, p->n);
+    moe_keep_inside_(call->group.kernels, call->checkpoint_dtype, &call->glu, part, p->c + part * up, p->rows, p->n);
   for (int64_t at = 0, run; at < p->rows; at += run) {
     const float *c = p->c + at * MOE_NR;
     run = moe_checkpoint_run_(call, p->first + at, p->first + p->rows);

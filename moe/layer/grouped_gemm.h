@@ -302,7 +302,7 @@ MOE_FN void moe_grouped_bias_item_(void *arg, int64_t item, moe_worker_ *worker)
   const int64_t N = g->args->N, panels = moe_ceil_div_(N, MOE_NR), expert = item / panels, at = item % panels * MOE_NR;
   const int64_t n = moe_min_(MOE_NR, N - at), end = g->first[expert + 1];
   const float *factor = g->args->topk_mode == MOE_TOPK_POST ? g->factor : NULL;
-  float sum[MOE_NR] = {0}, x[MOE_GROUPED_ROWS_ * MOE_NR];
+  float sum[MOE_NR] = {0}, low[MOE_NR] = {0}, x[MOE_GROUPED_ROWS_ * MOE_NR];
   moe_rows_ dy = moe_grouped_dy_(g);
   (void)worker;
   dy.base += at * g->size;
@@ -310,7 +310,7 @@ MOE_FN void moe_grouped_bias_item_(void *arg, int64_t item, moe_worker_ *worker)
     const moe_rows_ some = moe_rows_from_(&dy, pos);
     rows = moe_min_(MOE_GROUPED_ROWS_, end - pos);
     vec->load_rows[g->dtype](x, MOE_NR, &some, rows, n);
-    vec->add_rows(sum, NULL, x, NULL, factor ? factor + pos : NULL, rows, n);
+    vec->add_long(sum, low, x, factor ? factor + pos : NULL, pos - g->first[expert], rows, n);
   }
   moe_store_sum_(g->group.kernels,
                  (char *)g->args->bias_grad + (expert * N + at) * moe_dtype_bytes_(g->weight_grad_dtype),

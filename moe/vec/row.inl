@@ -30,23 +30,38 @@ MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const
   }
 }
 
-/* Numeric contract 4: terms after the first MOE_LONG_SUM take along what the sum lacks (Kahan). Infinities lack nothing.
-   */
+/* Numeric contract 4: what sums of 4 vectors lack is gathered and, from the term after MOE_LONG_SUM on, added with the
+   next term. Infinities lack nothing. */
 MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, const float *scale, int64_t before, int64_t rows,
                             int64_t n) {
+  enum { some = 4 };
   const MOE_V(f) zero = MOE_V(set1)(0.0f), infinity = MOE_V(castf)(MOE_V(set1i)(0x7f800000u));
-  for (int64_t r = 0; r < rows; r++, x += MOE_NR)
-    for (int64_t i = 0; i < n; i += MOE_W) {
-      const int64_t left = moe_min_(MOE_W, n - i);
-      const MOE_V(f) old = MOE_V(loadn)(sum + i, left);
-      MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + i, left), MOE_V(set1)(scale ? scale[r] : 1.0f));
-      if (before + r >= MOE_LONG_SUM) term = MOE_V(add)(term, MOE_V(loadn)(low + i, left));
-      const MOE_V(f) now = MOE_V(add)(old, term);
-      MOE_V(storen)(sum + i, now, left);
-      if (before + r < MOE_LONG_SUM) continue;
-      term = MOE_V(sub)(term, MOE_V(sub)(now, old));
-      MOE_V(storen)(low + i, MOE_V(select)(MOE_V(lt)(MOE_K(abs)(term), infinity), term, zero), left);
+  for (int64_t i = 0; i < n; i += some * MOE_W) {
+    MOE_V(f) s[some], lacks[some];
+    int64_t left[some];
+    MOE_UNROLL
+    for (int j = 0; j < some; j++) {
+      left[j] = moe_max_(0, moe_min_(MOE_W, n - i - j * MOE_W));
+      s[j] = MOE_V(loadn)(sum + i + j * MOE_W, left[j]), lacks[j] = MOE_V(loadn)(low + i + j * MOE_W, left[j]);
     }
+    for (int64_t r = 0; r < rows; r++) {
+      const int late = before + r >= MOE_LONG_SUM;
+      const MOE_V(f) factor = MOE_V(set1)(scale ? scale[r] : 1.0f);
+      MOE_UNROLL
+      for (int j = 0; j < some; j++) {
+        MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + r * MOE_NR + i + j * MOE_W, left[j]), factor);
+        if (late) term = MOE_V(add)(term, lacks[j]);
+        const MOE_V(f) now = MOE_V(add)(s[j], term);
+        term = MOE_V(sub)(term, MOE_V(sub)(now, s[j]));
+        term = MOE_V(select)(MOE_V(lt)(MOE_K(abs)(term), infinity), term, zero);
+        lacks[j] = late ? term : MOE_V(add)(lacks[j], term);
+        s[j] = now;
+      }
+    }
+    MOE_UNROLL
+    for (int j = 0; j < some; j++)
+      MOE_V(storen)(sum + i + j * MOE_W, s[j], left[j]), MOE_V(storen)(low + i + j * MOE_W, lacks[j], left[j]);
+  }
 }
 
 MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
