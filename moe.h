@@ -99,7 +99,7 @@
         already is added last, where a result is accumulated. The sum is rounded once, when it is stored. Weight
         gradients contract, and bias gradients sum, an expert's rows in block order; bias gradients sum dg and du before
         these are rounded. Sums of terms over tokens, which are bias gradients and losses, are compensated: s = sum + y
-        where y = term, from the 65th term on term + low; lost = y - (s - sum), or 0 if that is not finite; low = lost,
+        where y = term, from the 65th term on term + low; lost = y - (s - sum), or 0 if s is not finite; low = lost,
         in the first 64 low + lost. So up to 64 terms they are plain sums, and of more, however many, within 2^-22 of
         the sum of magnitudes. The dot product of two rows in an affinity gradient takes 64 columns at a time, in order:
         16 interleaved chains that begin with +0, added pairwise (chains 8 apart, then 4, 2, 1); <dY,b_d> is added after

@@ -97,7 +97,7 @@ MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t exper
   moe_down_grad_store_rows_(stage, stage->pre + at, stride, glu, grad);
   float *sum = bias_sum + part * 2 * MOE_NR;
   if (stage->bias_grad)
-    kernels->vec->add_long(sum, sum + MOE_NR, grad, NULL, row - call->group.first[expert], glu->rows, glu->n);
+    kernels->vec->add_long(sum, sum + MOE_NR, grad, MOE_NR, NULL, row - call->group.first[expert], glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_NR]; /* panels hold whole groups of 32 */
     moe_load_row_(kernels->vec, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);

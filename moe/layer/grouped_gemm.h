@@ -310,7 +310,7 @@ MOE_FN void moe_grouped_bias_item_(void *arg, int64_t item, moe_worker_ *worker)
     const moe_rows_ some = moe_rows_from_(&dy, pos);
     rows = moe_min_(MOE_GROUPED_ROWS_, end - pos);
     vec->load_rows[g->dtype](x, MOE_NR, &some, rows, n);
-    vec->add_long(sum, low, x, factor ? factor + pos : NULL, pos - g->first[expert], rows, n);
+    vec->add_long(sum, low, x, MOE_NR, factor ? factor + pos : NULL, pos - g->first[expert], rows, n);
   }
   moe_store_sum_(g->group.kernels,
                  (char *)g->args->bias_grad + (expert * N + at) * moe_dtype_bytes_(g->weight_grad_dtype),

@@ -94,15 +94,17 @@ MOE_FN void moe_down_bias_grad_item_(void *arg, int64_t item, moe_worker_ *worke
   const moe_blockwise_ *call = stage->call;
   const moe_blockwise_layer *l = &call->layer;
   const int scaled = moe_post_scaled_(&l->config);
-  float sum[MOE_NR] = {0}, low[MOE_NR] = {0}, x[MOE_NR];
+  float sum[MOE_NR] = {0}, low[MOE_NR] = {0}, x[MOE_STORE_ROWS_AT_ONCE * MOE_NR];
   const int64_t panels = moe_ceil_div_(l->H, MOE_NR), expert = item / panels, h0 = item % panels * MOE_NR;
+  const int64_t n = moe_min_(MOE_NR, l->H - h0), first = call->group.first[expert];
+  const moe_rows_ dy = {stage->output_grad + h0 * call->size, l->H * call->size, call->plan.token};
   (void)worker;
-  const int64_t n = moe_min_(MOE_NR, l->H - h0);
-  for (int64_t row = call->group.first[expert]; row < call->group.first[expert + 1]; row++) {
-    moe_load_row_(call->group.kernels->vec, call->dtype, x,
-                  stage->output_grad + (call->plan.token[row] * l->H + h0) * call->size, n);
-    call->group.kernels->vec->add_long(sum, low, x, scaled ? call->plan.affinity + row : NULL,
-                                       row - call->group.first[expert], 1, n);
+  for (int64_t row = first, rows; row < call->group.first[expert + 1]; row += rows) {
+    const moe_rows_ some = moe_rows_from_(&dy, row);
+    rows = moe_min_(MOE_STORE_ROWS_AT_ONCE, call->group.first[expert + 1] - row);
+    call->group.kernels->vec->load_rows[call->dtype](x, MOE_NR, &some, rows, n);
+    call->group.kernels->vec->add_long(sum, low, x, MOE_NR, scaled ? call->plan.affinity + row : NULL, row - first,
+                                       rows, n);
   }
   moe_store_sum_(call->group.kernels,
                  stage->down_bias_grad + (expert * l->H + h0) * moe_dtype_bytes_(stage->bias_dtype), stage->bias_dtype,

@@ -9,10 +9,13 @@ MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   (void)item;
   (void)worker;
-  for (int64_t t = loss->first; t < loss->last; t++)
-    if (moe_token_counts_(loss->args, t))
-      loss->kernels->vec->add_long(&loss->sum, &loss->low, &loss->token[t - loss->first].term, NULL, loss->summed++, 1,
-                                   1);
+  for (int64_t t = loss->first, next; t < loss->last; t = next) { /* a run of tokens that count */
+    for (next = t; next < loss->last && moe_token_counts_(loss->args, next);) next++;
+    loss->kernels->vec->add_long(&loss->sum, &loss->low, &loss->token[t - loss->first].term,
+                                 sizeof *loss->token / sizeof(float), NULL, loss->summed, next - t, 1);
+    loss->summed += next - t;
+    next += next < loss->last;
+  }
 }
 
 MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {

@@ -158,8 +158,7 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
   float sum[MOE_NR] = {0}, low[MOE_NR] = {0};
   (void)worker;
-  for (int64_t t = 0; t < args->T; t++)
-    bwd->kernels->vec->add_long(sum, low, args->router_logits_grad + t * args->E + at, NULL, t, 1, n);
+  bwd->kernels->vec->add_long(sum, low, args->router_logits_grad + at, args->E, NULL, 0, args->T, n);
   moe_store_sum_(bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }

@@ -31,9 +31,9 @@ MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const
 }
 
 /* Numeric contract 4: what sums of 4 vectors lack is gathered and, from the term after MOE_LONG_SUM on, added with the
-   next term. Infinities lack nothing. */
-MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, const float *scale, int64_t before, int64_t rows,
-                            int64_t n) {
+   next term. An infinity lacks nothing. */
+MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, int64_t stride, const float *scale, int64_t before,
+                            int64_t rows, int64_t n) {
   enum { some = 4 };
   const MOE_V(f) zero = MOE_V(set1)(0.0f), infinity = MOE_V(castf)(MOE_V(set1i)(0x7f800000u));
   for (int64_t i = 0; i < n; i += some * MOE_W) {
@@ -49,11 +49,11 @@ MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, const float 
       const MOE_V(f) factor = MOE_V(set1)(scale ? scale[r] : 1.0f);
       MOE_UNROLL
       for (int j = 0; j < some; j++) {
-        MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + r * MOE_NR + i + j * MOE_W, left[j]), factor);
+        MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + r * stride + i + j * MOE_W, left[j]), factor);
         if (late) term = MOE_V(add)(term, lacks[j]);
         const MOE_V(f) now = MOE_V(add)(s[j], term);
         term = MOE_V(sub)(term, MOE_V(sub)(now, s[j]));
-        term = MOE_V(select)(MOE_V(lt)(MOE_K(abs)(term), infinity), term, zero);
+        term = MOE_V(select)(MOE_V(lt)(MOE_K(abs)(now), infinity), term, zero);
         lacks[j] = late ? term : MOE_V(add)(lacks[j], term);
         s[j] = now;
       }

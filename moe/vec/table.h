@@ -38,9 +38,10 @@ typedef struct moe_vec_table_ {
      NULL: 1; to NULL: all rows add to one. */
   void (*add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale, int64_t rows,
                    int64_t n);
-  /* Contract 4's sum over tokens: sum += scale[r]*x[r] for each row of x, which have stride 64; `before` terms have been
-     added already. low: what the sum lacks, 0 to begin with. scale NULL: 1 */
-  void (*add_long)(float *sum, float *low, const float *x, const float *scale, int64_t before, int64_t rows, int64_t n);
+  /* Contract 4's sum over tokens: sum += scale[r]*x[r] for each row of x; `before` terms have been added already. low:
+     what the sum lacks, 0 to begin with. scale NULL: 1. Strides are floats */
+  void (*add_long)(float *sum, float *low, const float *x, int64_t stride, const float *scale, int64_t before,
+                   int64_t rows, int64_t n);
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);  /* x *= y */
   void (*copy_nt)(void *dst, const void *src, int64_t bytes); /* by non-temporal stores */

@@ -346,7 +346,7 @@ static inline void oracle_blank_gate(const struct oracle_layer *l, float *gate_u
 /* A term of a sum over tokens: contract 4. */
 static inline void oracle_long_add(float *sum, float *low, float term, int64_t before) {
   volatile float y = term + (before < 64 ? 0.0f : *low), now = *sum + y, part = now - *sum, lost = y - part;
-  if (!isfinite(lost)) lost = 0;
+  if (!isfinite(now)) lost = 0;
   *low = before < 64 ? *low + lost : lost;
   *sum = now;
 }
