@@ -77,7 +77,7 @@
      T, H, I and E are tokens, hidden size, intermediate size and experts; K is experts per token, N blocks, B rows of a
      block. Grouped GEMM has Unsloth's names, in which N is outputs and K the axis that products contract; K is that
      axis in layouts of MX weights as well. In one struct a letter has one meaning.
-     A size is at least 1, and ids are 32-bit numbers. But T, num_tokens and N, tokens and blocks, may be 0, as may be
+     A size is at least 1, and ids are 32-bit numbers. But T, num_tokens, S and N, tokens and blocks, may be 0, as may be
      rows and columns that are converted: tensors without elements may then be NULL. Without tokens losses are 0, and
      gradients of weights and biases are 0 or, accumulated, stay what they are.
      An enum's MOE_*_COUNT_ is none of its values, but how many there are.

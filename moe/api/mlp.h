@@ -41,7 +41,7 @@ typedef struct moe_mxfp8_format {
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP, WORKSPACE, OUT_OF_MEMORY.
    Source: semantics of nkilib's matmul_mxfp8. */
 typedef struct moe_matmul_mxfp8_args {
-  int64_t M, N, K;
+  int64_t M, N, K;        /* M and K from 0: sums of nothing are 0 */
   moe_mxfp8_format format;
   moe_mxfp8_operand a, b; /* [M,K], [N,K] */
   void *output;           /* [M,N] output, output_dtype */
@@ -60,7 +60,7 @@ typedef struct moe_mlp_hints {
 
 /* What all functions of the MLP are told. */
 typedef struct moe_mlp_mxfp8 {
-  int64_t S, H, I;          /* tokens, hidden size, intermediate size; all from 1 */
+  int64_t S, H, I;          /* tokens, from 0; hidden size, intermediate size */
   moe_mxfp8_format format;
   moe_layer_config config;  /* skip_gate and affinity_mode must be 0 */
   int unrounded_gate_act;   /* 1: a gate_act that is computed is used in binary32, as in the layer. 0: it is rounded to

@@ -107,9 +107,9 @@ MOE_FN moe_status moe_matmul_check_(moe_context *ctx, void *state, const moe_cal
   const moe_matmul_mxfp8_args *args = p->args = (const moe_matmul_mxfp8_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_mxfp8_check_format_(ctx, &args->format));
-  MOE_TRY(moe_check_count_(ctx, "M", args->M));
+  MOE_TRY(moe_check_count_or_none_(ctx, "M", args->M));
   MOE_TRY(moe_check_count_(ctx, "N", args->N));
-  MOE_TRY(moe_check_count_(ctx, "K", args->K));
+  MOE_TRY(moe_check_count_or_none_(ctx, "K", args->K));
   MOE_TRY(moe_mxfp8_check_axis_(ctx, &args->format, "K", args->K));
   MOE_TRY(moe_check_enum_(ctx, "output_dtype", (int)args->output_dtype, MOE_DTYPE_COUNT_));
   p->dtype = moe_or_(args->output_dtype, MOE_DTYPE_BF16);
@@ -133,6 +133,9 @@ MOE_FN void moe_matmul_layout_(void *state, moe_arena_ *arena, int64_t workers) 
 
 MOE_FN moe_status moe_matmul_run_(moe_context *ctx, void *state) {
   moe_matmul_ *p = (moe_matmul_ *)state;
+  const int64_t outputs = p->args->M * p->args->N;
+  if (outputs == 0) return MOE_OK;
+  if (p->args->K == 0) return memset(p->args->output, 0, (size_t)(outputs * moe_dtype_bytes_(p->dtype))), MOE_OK;
   moe_mx_matrix_run_(ctx, &p->a, MOE_MX_ROWS_);
   moe_mx_matrix_run_(ctx, &p->b, MOE_MX_PANELS_);
   moe_mxfp8_multiply_(ctx, &p->m, &p->a, &p->b, p->args->output, p->dtype);

@@ -314,17 +314,17 @@ MOE_FN void moe_mlp_weight_grad_(moe_context *ctx, moe_mlp_ *p, const moe_mx_mat
 }
 
 MOE_FN void moe_mlp_run_phase3_(moe_context *ctx, moe_mlp_ *p) {
-  const int alone = p->phases == MOE_MLP_PHASE3_;
-  moe_mx_matrix_run_(ctx, &p->x_columns, MOE_MX_COLUMNS_);
-  moe_mx_matrix_run_(ctx, &p->grad, MOE_MX_COLUMNS_);
-  if (!p->d_gate_up_T.data) moe_mx_matrix_run_(ctx, &p->grad_up, MOE_MX_COLUMNS_);
+  const int alone = p->phases == MOE_MLP_PHASE3_, any = p->mlp.S > 0;
+  if (any) moe_mx_matrix_run_(ctx, &p->x_columns, MOE_MX_COLUMNS_);
+  if (any) moe_mx_matrix_run_(ctx, &p->grad, MOE_MX_COLUMNS_);
+  if (any && !p->d_gate_up_T.data) moe_mx_matrix_run_(ctx, &p->grad_up, MOE_MX_COLUMNS_);
   moe_mlp_weight_grad_(ctx, p, &p->grad, alone ? p->rows : 2 * p->mlp.I, &p->x_columns, p->args.gate_up_weight_grad,
                        alone ? p->base : 0, MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD);
 }
 
 MOE_FN void moe_mlp_run_phase4_(moe_context *ctx, moe_mlp_ *p) {
-  moe_mx_matrix_run_(ctx, &p->dy_columns, MOE_MX_COLUMNS_);
-  moe_mx_matrix_run_(ctx, &p->hidden_columns, MOE_MX_COLUMNS_);
+  if (p->mlp.S > 0) moe_mx_matrix_run_(ctx, &p->dy_columns, MOE_MX_COLUMNS_);
+  if (p->mlp.S > 0) moe_mx_matrix_run_(ctx, &p->hidden_columns, MOE_MX_COLUMNS_);
   moe_mlp_weight_grad_(ctx, p, &p->dy_columns, p->dy_columns.F, &p->hidden_columns, p->args.down_weight_grad,
                        p->dy_columns.first, MOE_ACCUMULATE_DOWN_WEIGHT_GRAD);
 }
@@ -361,8 +361,12 @@ MOE_FN void moe_mlp_layout_(void *state, moe_arena_ *arena, int64_t workers) {
 
 MOE_FN moe_status moe_mlp_run_(moe_context *ctx, void *state) {
   moe_mlp_ *p = (moe_mlp_ *)state;
-  for (int i = 0; i < MOE_MLP_STEPS_ && p->rows > 0; i++)
-    if (p->wanted & moe_mlp_steps_[i].phases) moe_mlp_steps_[i].run(ctx, p);
+  /* Without tokens there are gradients of weights only. */
+  const int none = p->mlp.S == 0, grads = p->wanted & (MOE_MLP_PHASE3_ | MOE_MLP_PHASE4_);
+  for (int i = 0; i < MOE_MLP_STEPS_ && (none || p->rows > 0); i++) {
+    const int phases = moe_mlp_steps_[i].phases;
+    if (none ? (phases & grads) == phases : phases & p->wanted) moe_mlp_steps_[i].run(ctx, p);
+  }
   return MOE_OK;
 }
 

@@ -48,7 +48,7 @@ typedef struct moe_mlp_ {
 MOE_FN moe_status moe_mlp_check_options_(moe_context *ctx, const moe_mlp_mxfp8 *mlp) {
   MOE_TRY(moe_check_context_(ctx));
   MOE_TRY(moe_mxfp8_check_format_(ctx, &mlp->format));
-  MOE_TRY(moe_check_count_(ctx, "S", mlp->S));
+  MOE_TRY(moe_check_count_or_none_(ctx, "S", mlp->S));
   MOE_TRY(moe_check_count_(ctx, "H", mlp->H));
   MOE_TRY(moe_check_count_(ctx, "I", mlp->I));
   MOE_TRY(moe_mxfp8_check_axis_(ctx, &mlp->format, "S", mlp->S));
