@@ -12,20 +12,29 @@ enum { I = 64, PARTS = 2 };
 static void *allocate(void *user, size_t bytes) { return (void)user, malloc(bytes); }
 static void release(void *user, void *from, size_t bytes) { (void)user, (void)bytes, free(from); }
 
+/* By which interface a layer is called: blocks, also with the same weights as codes 1 and scales, also with operands
+   rounded to MX; the layer from top-k ids; sorted slots. */
+enum face { BLOCKS, SCALED, ROUNDED, LAYER, SORTED, FACES };
+
 /* Tokens have one hidden element, 1, so g and u are the weights of gate and up. */
 struct layer {
   moe_layer_config config;
   moe_dtype checkpoint;
+  enum face face;
   float weight[PARTS][I];
 };
 
-/* d(sum of m)/d(weight), by the layer. */
-static void run(const struct layer *l, int recompute, float grad[PARTS][I], float saved[PARTS][I]) {
-  static float down[I], x[1] = {1}, y[1];
-  static uint32_t checkpoint[PARTS * I];
-  static const int32_t id = 0, expert = 0;
+static const int32_t zero, one = 1;
+static float x[1] = {1}, y[1], down[I];
+static uint32_t checkpoint[PARTS * I];
+
+static void run_blocks(const struct layer *l, int recompute, float grad[PARTS][I]) {
+  static uint8_t codes[PARTS * I];
   moe_context ctx = {.allocate = allocate, .release = release};
-  for (int i = 0; i < I; i++) down[i] = 1;
+  memset(codes, 0x38, sizeof codes); /* 1 */
+  const moe_quantized_weight weight = {
+      .element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_COLUMN_PER_EXPERT, .codes = codes, .scales = l->weight};
+  const moe_mx_rounding round = {.enabled = l->face == ROUNDED};
   const moe_blockwise_layer layer = {.T = 1,
                                      .H = 1,
                                      .I = I,
@@ -34,11 +43,13 @@ static void run(const struct layer *l, int recompute, float grad[PARTS][I], floa
                                      .B = 1,
                                      .hidden_states = x,
                                      .gate_up_proj_weight = l->weight,
+                                     .quantized_gate_up_proj_weight = l->face == SCALED ? &weight : NULL,
                                      .down_proj_weight = down,
-                                     .token_position_to_id = &id,
-                                     .block_to_expert = &expert,
+                                     .token_position_to_id = &zero,
+                                     .block_to_expert = &zero,
                                      .checkpoint_dtype = l->checkpoint,
-                                     .config = l->config};
+                                     .config = l->config,
+                                     .mx = {.activations = round, .gradients = round}};
   const moe_blockwise_mm_fwd_args f = {.layer = layer, .gate_up_activations_T = checkpoint, .output = y};
   const moe_blockwise_mm_bwd_args b = {.layer = layer,
                                        .gate_up_activations_T = recompute ? NULL : checkpoint,
@@ -46,9 +57,59 @@ static void run(const struct layer *l, int recompute, float grad[PARTS][I], floa
                                        .gate_up_proj_weight_grad = grad};
   assert_int_equal(moe_blockwise_mm_fwd_f32(&ctx, &f), MOE_OK);
   assert_int_equal(moe_blockwise_mm_bwd_f32(&ctx, &b), MOE_OK);
+}
+
+static void run_layer(const struct layer *l, int recompute, float grad[PARTS][I]) {
+  moe_context ctx = {.allocate = allocate, .release = release};
+  const moe_layer layer = {.T = 1,
+                           .H = 1,
+                           .I = I,
+                           .E = 1,
+                           .K = 1,
+                           .x = x,
+                           .topk_index = &zero,
+                           .gate_up = l->weight,
+                           .down = down,
+                           .saved_dtype = l->checkpoint,
+                           .config = l->config};
+  const moe_layer_grads grads = {.gate_up = grad};
+  assert_int_equal(moe_layer_forward_f32(&ctx, &layer, y, checkpoint), MOE_OK);
+  assert_int_equal(moe_layer_backward_f32(&ctx, &layer, recompute ? NULL : checkpoint, x, &grads), MOE_OK);
+}
+
+/* What is saved has the function's type: float. */
+static void run_sorted(const struct layer *l, int recompute, float grad[PARTS][I]) {
+  moe_context ctx = {.allocate = allocate, .release = release};
+  moe_grouped_mlp_args a = {.num_tokens = 1,
+                            .topk = 1,
+                            .E = 1,
+                            .H = 1,
+                            .I = I,
+                            .m_sizes = &one,
+                            .X = x,
+                            .gate_up = l->weight,
+                            .down = down,
+                            .config = l->config,
+                            .saved = checkpoint,
+                            .Y = y,
+                            .dY = x,
+                            .dgate_up = grad};
+  a.config.affinity_mode = MOE_AFFINITY_POST_SCALE;
+  assert_int_equal(moe_grouped_mlp_f32(&ctx, &a), MOE_OK);
+  if (recompute) a.saved = NULL;
+  assert_int_equal(moe_grouped_mlp_bwd_f32(&ctx, &a), MOE_OK);
+}
+
+/* d(sum of m)/d(weight), by the layer. */
+static void run(const struct layer *l, int recompute, float grad[PARTS][I], float saved[PARTS][I]) {
+  moe_context ctx = {0};
+  for (int i = 0; i < I; i++) down[i] = 1;
+  if (l->face == LAYER) run_layer(l, recompute, grad);
+  else if (l->face == SORTED) run_sorted(l, recompute, grad);
+  else run_blocks(l, recompute, grad);
   if (l->checkpoint == MOE_DTYPE_BF16) moe_bf16_to_f32(&ctx, saved[0], (const uint16_t *)checkpoint, PARTS * I);
   else if (l->checkpoint == MOE_DTYPE_FP16) moe_fp16_to_f32(&ctx, saved[0], (const uint16_t *)checkpoint, PARTS * I);
-  else memcpy(saved, checkpoint, sizeof checkpoint);
+  else memcpy(saved, checkpoint, PARTS * I * sizeof **saved);
 }
 
 /* Numbers around a limit: itself, floats next to it, and a little more or less than a step of 16-bit types away. */
@@ -89,18 +150,22 @@ static void test_limits(void **state) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if (!test_use_isa(isa)) continue;
     for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++)
-      for (size_t n = 0; n < 16 * sizeof limits / sizeof *limits; n++) {
-        const float *limit = limits[n / 16];
+      for (size_t n = 0; n < FACES * 16 * sizeof limits / sizeof *limits; n++) {
+        const enum face face = (enum face)(n % FACES);
+        const uint32_t clamp = (uint32_t)(n / FACES % 16);
+        const float *limit = limits[n / FACES / 16];
+        if (face == SORTED && dtype != MOE_DTYPE_F32) continue;
         struct layer l = {.config = {.activation = MOE_ACT_IDENTITY,
                                      .affinity_mode = MOE_AFFINITY_NO_SCALE,
-                                     .clamp = n % 16,
+                                     .clamp = clamp,
                                      .gate_clamp_upper_limit = limit[0],
                                      .gate_clamp_lower_limit = limit[1],
                                      .up_clamp_upper_limit = limit[2],
                                      .up_clamp_lower_limit = limit[3]},
-                          .checkpoint = (moe_dtype)dtype};
+                          .checkpoint = (moe_dtype)dtype,
+                          .face = face};
         float used[4];
-        for (int i = 0; i < 4; i++) used[i] = n % 16 >> i & 1 ? limit[i] : i % 2 ? -INFINITY : INFINITY;
+        for (int i = 0; i < 4; i++) used[i] = clamp >> i & 1 ? limit[i] : i % 2 ? -INFINITY : INFINITY;
         for (int i = 0; i < I; i++)
           for (int part = 0; part < PARTS; part++)
             l.weight[part][i] =
@@ -108,6 +173,55 @@ static void test_limits(void **state) {
         check(&l, used);
       }
   }
+  test_use_best_isa();
+}
+
+/* Where the activation meets its limit, above 1: by bisection in double. */
+static double meets(moe_activation activation, double limit) {
+  double from = 1, to = 2 * limit + 2;
+  for (int i = 0; i < 100; i++) {
+    const double at = (from + to) / 2, value = activation == MOE_ACT_GELU ? at / 2 * (1 + erf(at / sqrt(2)))
+                                               : activation == MOE_ACT_IDENTITY
+                                                   ? at
+                                                   : at / (1 + exp(-(activation == MOE_ACT_SWISH ? 1.702 : 1) * at));
+    *(value < limit ? &from : &to) = at;
+  }
+  return from;
+}
+
+/* The clamp after the activation: a gradient exactly where the activation of what was computed, in binary32, is below
+   its limit, and never where it is above. */
+static void test_activation_limits(void **state) {
+  (void)state;
+  static const moe_activation kinds[] = {MOE_ACT_SILU, MOE_ACT_SWISH, MOE_ACT_GELU, MOE_ACT_IDENTITY};
+  static const float limits[] = {7, 1.3f, 2.71f, 15.9f};
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int n = 0; n < 2 * 4 * 4 * 3 * SORTED && test_use_isa(isa); n++) {
+      struct layer l = {.config = {.activation = kinds[n / 2 % 4],
+                                   .affinity_mode = MOE_AFFINITY_NO_SCALE,
+                                   .skip_gate = n % 2,
+                                   .clamp = MOE_CLAMP_ACTIVATION_UPPER,
+                                   .activation_clamp_upper_limit = limits[n / 8 % 4]},
+                        .checkpoint = (moe_dtype)(MOE_DTYPE_F32 + n / 32 % 3),
+                        .face = (enum face)(n / 96)};
+      const double at = meets(l.config.activation, (double)l.config.activation_clamp_upper_limit);
+      const int part = l.config.skip_gate;
+      float grad[PARTS][I], again[PARTS][I], saved[PARTS][I];
+      /* The limit's place, and what of it a float's activation, within MOE_ACT_ERROR * 2^-24, does not tell. */
+      for (int i = 0; i < I; i++) {
+        const double away = ldexp(1, -18 + i / 4) * (i % 2 ? 1 : -1) * (i % 4 < 2 ? 1 : 1.4);
+        l.weight[part][i] = (float)(at * (1 + (fabs(away) < 0.5 ? away : 0.5 * away / fabs(away))));
+        l.weight[!part][i] = 2;
+      }
+      run(&l, 0, grad, saved), run(&l, 1, again, saved);
+      assert_memory_equal(grad[part], again[part], sizeof *grad);
+      for (int i = 0; i < I; i++) {
+        const int below = (double)l.weight[part][i] < at;
+        const double w = (double)l.weight[part][i], kept = (double)saved[part][i];
+        if (below != (grad[part][i] > 0)) fail_msg("case %d: %.9g, limit at %.9g: %g", n, w, at, (double)grad[part][i]);
+        assert_true(fabs(kept - w) <= step(&l) * fabs(w));
+      }
+    }
   test_use_best_isa();
 }
 
@@ -170,7 +284,7 @@ static void test_typed(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_overflow),
-                                     EACH_DTYPE(test_typed)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_activation_limits),
+                                     cmocka_unit_test(test_overflow), EACH_DTYPE(test_typed)};
   return cmocka_run_group_tests_name("clamps", tests, NULL, NULL);
 }

@@ -494,7 +494,7 @@ static void test_errors(void **state) {
                                   .workspace_bytes = sizeof workspace};
   (void)state;
   memset(out, 0x5a, sizeof out);
-  REFUSED(args.mlp.S = 0, INVALID_SHAPE, "S must be at least 1");
+  REFUSED(args.mlp.S = -1, INVALID_SHAPE, "S must be at least 1");
   REFUSED(args.mlp.H = (int64_t)1 << 31, OVERFLOW, "H does not fit in 32-bit ids");
   REFUSED(args.mlp.I = -3, INVALID_SHAPE, "I must be at least 1");
   REFUSED(args.mlp.format.element = MOE_ELEMENT_E2M1, INVALID_OPTION, "format.element must have 8 bits");

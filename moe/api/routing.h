@@ -20,8 +20,10 @@
      from topk     ascending slots, so ascending tokens: a stable sort
      from sorted   as they are sorted
      from blocks   as they lie in the blocks, of which an expert's need not follow each other
-   An expert twice for a token is two rows, in blocks as well, where moe_route_blocks makes one of them. Blocks are written as moe_route_blocks does: experts in ascending order,
-   ceil(rows/B) blocks each, then padding rows; blocks that are not needed belong to expert E-1 and have condition 0.
+   An expert twice for a token is two rows, in blocks as well. moe_route_blocks makes one row of them, with the sum of
+   their weights: that is for the blockwise layer, which has one affinity for both. Blocks are written as
+   moe_route_blocks does: experts in ascending order, ceil(rows/B) blocks each, then padding rows; blocks that are not
+   needed belong to expert E-1 and have condition 0.
    What is lost, and what then stands for it:
      to blocks     the slot. From blocks a token's rows become its slots 0, 1, ... in ascending order of experts, unless
                    slot_experts tells which slot had which expert
