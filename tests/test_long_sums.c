@@ -1,5 +1,5 @@
-/* test_long_sums: losses and bias gradients over a million tokens, of equal and of random terms, against sums in
-   double. What is allowed is contract 4's bound, and the few ulp of a term. */
+/* test_long_sums: losses and bias gradients over a million tokens and over a hundred, of equal and of random terms,
+   against sums in double. What is allowed is contract 4's bound, and the few ulp of a term. */
 #include "support/test.h"
 
 #include <math.h>
@@ -25,50 +25,98 @@ static float term(int kind, uint64_t *seed) {
   return kind == 0 ? 0.7f : (float)test_random_range(seed, kind == 1 ? 1 : -9999, 10000) * 0x1.3p-12f;
 }
 
-/* Bound 4: of n terms with these sums of magnitudes, of all and of the first 64. */
-static double bound(double all, double first) { return 0x1p-22 * all + 0x1p-18 * first; }
+/* Contract 4's bound of n terms with this sum of magnitudes. */
+static double bound(int64_t n, double all) { return n > 64 ? 0x1p-22 * all : (double)(n - 1) * u * all; }
+
+/* How many tokens: up to a term more than are summed plainly, somewhat more, and all. */
+static const int64_t counts_of_tokens[] = {1, 64, 65, 66, 100, 1000, T};
+enum { COUNTS = sizeof counts_of_tokens / sizeof *counts_of_tokens };
+
+/* The losses of n tokens, in one call and with counts from outside, as one sequence and as several. */
+static void check_losses(int64_t n, int kind) {
+  uint64_t seed = 3;
+  double z = 0, balance = 0, sums[E] = {0};
+  float loss[4];
+  int64_t counts[E] = {0};
+  const int64_t first[] = {0, n};
+  for (int64_t i = 0; i < n * E; i++) logits[i] = term(kind, &seed);
+  for (int64_t t = 0; t < n; t++)
+    for (int k = 0; k < K; k++) counts[chosen[t * K + k] = (int32_t)(test_random_range(&seed, 0, 1) + k)]++;
+  for (int64_t t = 0; t < n; t++) {
+    double total = 0;
+    for (int e = 0; e < E; e++) total += exp((double)logits[t * E + e]);
+    for (int e = 0; e < E; e++) sums[e] += exp((double)logits[t * E + e]) / total;
+    z += log(total) * log(total);
+  }
+  const double N = (double)n;
+  for (int e = 0; e < E; e++) balance += E * (double)counts[e] * sums[e] / (K * N * N);
+  moe_context ctx = context(2);
+  moe_router_loss_args args = {
+      .T = n, .E = E, .K = K, .coefficient = 1, .router_logits = logits, .expert_index = chosen, .loss = &loss[0]};
+  assert_int_equal(moe_router_z_loss(&ctx, &args), MOE_OK);
+  args.loss = &loss[1];
+  assert_int_equal(moe_router_load_balance_loss(&ctx, &args), MOE_OK);
+  args.loss = &loss[2], args.expert_counts = counts, args.total_tokens = n;
+  assert_int_equal(moe_router_load_balance_loss(&ctx, &args), MOE_OK);
+  args.loss = &loss[3], args.expert_counts = NULL, args.total_tokens = 0, args.S = 1, args.sequence_first = first;
+  assert_int_equal(moe_router_load_balance_loss(&ctx, &args), MOE_OK);
+  /* A term: the exponentials' and the logarithm's 2 ulp and the roundings of E sums; a logarithm near 0 is of the size
+     of its argument's error. */
+  assert_true(fabs(loss[0] - z / N) <= bound(n, z) / N + 24 * u * (1 + z / N));
+  for (int i = 1; i < 4; i++) assert_true(fabs(loss[i] - balance) <= bound(n, balance) + 24 * u * balance);
+}
 
 static void test_losses(void **state) {
   (void)state;
-  for (int kind = 0; kind < 3; kind++) {
-    uint64_t seed = 3;
-    double z = 0, balance = 0, first = 0, counts[E] = {0}, sums[E] = {0};
-    float loss[2];
-    for (int64_t i = 0; i < (int64_t)T * E; i++) logits[i] = term(kind, &seed);
-    for (int64_t t = 0; t < T; t++)
-      for (int k = 0; k < K; k++) counts[chosen[t * K + k] = (int32_t)(test_random_range(&seed, 0, 1) + k)]++;
-    for (int64_t t = 0; t < T; t++) {
+  for (int n = 0; n < COUNTS; n++)
+    for (int kind = 0; kind < 3; kind++) check_losses(counts_of_tokens[n], kind);
+}
+
+/* Sequences of all lengths, a million tokens in all: the mean of their losses. */
+static void test_sequences(void **state) {
+  (void)state;
+  enum { S = 3000 };
+  static int64_t first[S + 1];
+  double balance = 0;
+  float loss;
+  uint64_t seed = 8;
+  for (int64_t i = 0; i < (int64_t)T * E; i++) logits[i] = term(1, &seed);
+  for (int s = 1; s < S; s++) first[s] = first[s - 1] + test_random_range(&seed, 1, T / S * 3 / 2);
+  first[S] = T;
+  for (int s = 0; s < S; s++) {
+    double counts[E] = {0}, sums[E] = {0}, N = (double)(first[s + 1] - first[s]);
+    for (int64_t t = first[s]; t < first[s + 1]; t++) {
       double total = 0;
+      for (int k = 0; k < K; k++) counts[chosen[t * K + k] = (int32_t)(test_random_range(&seed, 0, 1) + k)]++;
       for (int e = 0; e < E; e++) total += exp((double)logits[t * E + e]);
       for (int e = 0; e < E; e++) sums[e] += exp((double)logits[t * E + e]) / total;
-      z += log(total) * log(total);
-      if (t < 64) first = z;
     }
-    for (int e = 0; e < E; e++) balance += E * counts[e] * sums[e] / ((double)K * T * T);
-    moe_context ctx = context(2);
-    moe_router_loss_args args = {
-        .T = T, .E = E, .K = K, .coefficient = 1, .router_logits = logits, .expert_index = chosen, .loss = &loss[0]};
-    assert_int_equal(moe_router_z_loss(&ctx, &args), MOE_OK);
-    args.loss = &loss[1];
-    assert_int_equal(moe_router_load_balance_loss(&ctx, &args), MOE_OK);
-    /* A term: the exponentials' and the logarithm's 2 ulp and the roundings of E sums; a logarithm near 0 is of the
-       size of its argument's error. */
-    assert_true(fabs(loss[0] - z / T) <= bound(z, first) / T + 24 * u * (1 + z / T));
-    assert_true(fabs(loss[1] - balance) <= bound(balance, balance * 64 / T) + 24 * u * balance);
+    for (int e = 0; e < E; e++) balance += E * counts[e] * sums[e] / (K * N * N) / S;
   }
+  moe_context ctx = context(2);
+  const moe_router_loss_args args = {.T = T,
+                                     .E = E,
+                                     .K = K,
+                                     .coefficient = 1,
+                                     .router_logits = logits,
+                                     .expert_index = chosen,
+                                     .S = S,
+                                     .sequence_first = first,
+                                     .loss = &loss};
+  assert_int_equal(moe_router_load_balance_loss(&ctx, &args), MOE_OK);
+  assert_true(fabs(loss - balance) <= bound(T, balance) + 24 * u * balance);
 }
 
 static void test_router_bias(void **state) {
   (void)state;
   for (int kind = 0; kind < 3; kind++) {
     uint64_t seed = 4;
-    double sum[E] = {0}, all[E] = {0}, first[E] = {0};
+    double sum[E] = {0}, all[E] = {0};
     float bias[E];
     moe_context ctx = context(3);
     for (int64_t i = 0; i < (int64_t)T * E; i++) {
       grads[i] = term(kind, &seed);
       sum[i % E] += grads[i], all[i % E] += fabs((double)grads[i]);
-      if (i < 64 * E) first[i % E] = all[i % E];
     }
     memset(chosen, 0xff, sizeof chosen);
     const moe_router_topk_bwd_args args = {.T = T,
@@ -81,7 +129,7 @@ static void test_router_bias(void **state) {
                                            .router_bias_grad = bias,
                                            .accumulate = MOE_ACCUMULATE_ROUTER_LOGITS_GRAD};
     assert_int_equal(moe_router_topk_bwd_f32(&ctx, &args), MOE_OK);
-    for (int e = 0; e < E; e++) assert_true(fabs(bias[e] - sum[e]) <= bound(all[e], first[e]));
+    for (int e = 0; e < E; e++) assert_true(fabs(bias[e] - sum[e]) <= bound(T, all[e]));
   }
 }
 
@@ -95,8 +143,8 @@ static void test_expert_biases(void **state) {
   for (int64_t t = 0; t < T; t++) ids[t] = (int32_t)t;
   for (int kind = 0; kind < 3; kind++) {
     uint64_t seed = 5;
-    double sum[3] = {0}, all[3] = {0}, first[3] = {0};
-    float bias[3], *x = logits, *dy = grads;
+    double sum[3] = {0}, all[3] = {0};
+    float bias[3][3], *x = logits, *dy = grads;
     moe_context ctx = context(2);
     for (int64_t t = 0; t < T; t++) {
       x[t] = kind ? (float)test_random_range(&seed, -4, 4) : 2, dy[t] = term(kind, &seed);
@@ -104,7 +152,6 @@ static void test_expert_biases(void **state) {
       const double dm = (double)a[t] * dy[t], part[3] = {dm * x[t], dm * 0.5 * x[t], dm};
       for (int i = 0; i < 3; i++) {
         sum[i] += part[i], all[i] += fabs(part[i]);
-        if (t < 64) first[i] = all[i];
       }
     }
     const moe_blockwise_mm_bwd_args args = {.layer = {.T = T,
@@ -121,10 +168,40 @@ static void test_expert_biases(void **state) {
                                                       .block_to_expert = &expert,
                                                       .config = {.activation = MOE_ACT_IDENTITY}},
                                             .output_hidden_states_grad = dy,
-                                            .gate_and_up_proj_bias_grad = bias,
-                                            .down_proj_bias_grad = bias + 2};
+                                            .gate_and_up_proj_bias_grad = bias[0],
+                                            .down_proj_bias_grad = bias[0] + 2};
     assert_int_equal(moe_blockwise_mm_bwd_f32(&ctx, &args), MOE_OK);
-    for (int i = 0; i < 3; i++) assert_true(fabs(bias[i] - sum[i]) <= bound(all[i], first[i]) + 4 * u * all[i]);
+    static const int32_t none[T];
+    static const int32_t all_rows = T;
+    const moe_layer layer = {.T = T,
+                             .H = 1,
+                             .I = 1,
+                             .E = 1,
+                             .K = 1,
+                             .x = x,
+                             .topk_index = none,
+                             .topk_weights = a,
+                             .gate_up = wide,
+                             .down = narrow,
+                             .config = {.activation = MOE_ACT_IDENTITY}};
+    const moe_layer_grads grads_of = {.gate_up_bias = bias[1], .down_bias = bias[1] + 2};
+    assert_int_equal(moe_layer_backward_f32(&ctx, &layer, NULL, dy, &grads_of), MOE_OK);
+    /* Grouped GEMM: sums of dy*w, and with the weights before the product of dy. */
+    moe_grouped_gemm_args gemm = {.num_tokens = T,
+                                  .topk = 1,
+                                  .E = 1,
+                                  .N = 1,
+                                  .K = 1,
+                                  .m_sizes = &all_rows,
+                                  .X = x,
+                                  .dY = dy,
+                                  .topk_weights = a,
+                                  .dW = &bias[2][0],
+                                  .bias_grad = &bias[2][2]};
+    assert_int_equal(moe_grouped_gemm_dw_f32(&ctx, &gemm), MOE_OK);
+    bias[2][0] = bias[0][0], bias[2][1] = bias[0][1];
+    for (int i = 0; i < 9; i++)
+      assert_true(fabs(bias[i / 3][i % 3] - sum[i % 3]) <= bound(T, all[i % 3]) + 4 * u * all[i % 3]);
   }
   free(ids);
 }
@@ -153,7 +230,8 @@ static void test_infinities(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_losses), cmocka_unit_test(test_router_bias),
-                                     cmocka_unit_test(test_expert_biases), cmocka_unit_test(test_infinities)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_losses), cmocka_unit_test(test_sequences),
+                                     cmocka_unit_test(test_router_bias), cmocka_unit_test(test_expert_biases),
+                                     cmocka_unit_test(test_infinities)};
   return cmocka_run_group_tests_name("long sums", tests, NULL, NULL);
 }
