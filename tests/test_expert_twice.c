@@ -1,6 +1,7 @@
-/* test_expert_twice: a token that names one expert in several slots. Its affinity is the sum of their weights, it has one
-   row, and each slot's weight has the gradient <dY, d>, whether pairs are dropped or not; by the numbers of small
-   integers, of which every sum is exact. Then the router's gradient, against double. */
+/* test_expert_twice: a token that names one expert in several slots. In the blockwise layer its affinity is the sum of
+   their weights, it has one row, and each slot's weight has the gradient <dY, d>, whether pairs are dropped or not; by
+   the numbers of small integers, of which every sum is exact. Sorted slots keep both, and so does every form of a
+   routing; losses count both. Then the router's gradient, against double. */
 #include "support/test.h"
 
 #include <math.h>
@@ -187,8 +188,127 @@ static void test_router(void **state) {
   }
 }
 
+/* Positions of the slots with an expert, experts in ascending order: 2 has token 0's slots 0 and 2, and token 2's 7. */
+static const int32_t sizes[E] = {3, 1, 3, 0}, gathered[T * K] = {3, 4, 5, 1, 0, 2, 7, -1, -1};
+
+/* Every form of the routing has both slots, and comes back from each other one; ranks are sent both. */
+static void test_routings(void **state) {
+  (void)state;
+  moe_context ctx = context;
+  int32_t m_sizes[E], gather[T * K], ids[N * B], experts[N], conditions[N + 1], back[T * K], sent[2], at[2];
+  int64_t tokens[E];
+  moe_routing_args a = {.T = T,
+                        .E = E,
+                        .K = K,
+                        .B = B,
+                        .N = N,
+                        .expert_index = back,
+                        .m_sizes = m_sizes,
+                        .gather_indices = gather,
+                        .token_position_to_id = ids,
+                        .block_to_expert = experts,
+                        .conditions = conditions,
+                        .tokens_per_expert = tokens};
+  memcpy(back, chosen, sizeof back);
+  for (int form = 0; form < 3; form++) { /* from topk, from sorted, from blocks: each from what the one before wrote */
+    a.slot_experts = form == 2 ? chosen : NULL;
+    assert_int_equal(form == 0   ? moe_routing_from_topk(&ctx, &a)
+                     : form == 1 ? moe_routing_from_sorted(&ctx, &a)
+                                 : moe_routing_from_blocks(&ctx, &a),
+                     MOE_OK);
+    assert_memory_equal(m_sizes, sizes, sizeof sizes);
+    assert_memory_equal(gather, gathered, sizeof gathered);
+    assert_memory_equal(back, chosen, sizeof chosen);
+    static const int32_t rows[5][B] = {{1, 1}, {1, T}, {0, T}, {0, 0}, {2, T}};
+    assert_memory_equal(ids, rows, sizeof rows);
+    for (int e = 0; e < E; e++) assert_true(tokens[e] == sizes[e]);
+  }
+  const moe_expert_parallel_send_args send = {
+      .T = T, .E = E, .K = K, .ranks = 2, .expert_index = chosen, .send_counts = sent, .send_displacements = at};
+  assert_int_equal(moe_expert_parallel_send(&ctx, &send), MOE_OK);
+  assert_true(sent[0] == 4 && sent[1] == 3);
+}
+
+/* Sorted slots: both products apart and both in one call. Down weights are an identity, so d is m. */
+static void test_sorted(void **state) {
+  (void)state;
+  moe_context ctx = context;
+  float x[T * H], dy[T * H], wide[E][2 * I][H], narrow[E][H][I] = {{{0}}}, y[T * H], dw[T * K], part[T * K * H];
+  float dx[T * H], want_y[T * H] = {0}, want_dw[T * K] = {0}, want_part[T * K * H] = {0}, want_dx[T * H] = {0};
+  uint64_t seed = 9;
+  for (int i = 0; i < T * H; i++)
+    x[i] = (float)test_random_range(&seed, 1, 3), dy[i] = (float)test_random_range(&seed, -3, 3);
+  for (int i = 0; i < E * 2 * I * H; i++)
+    wide[i / H / (2 * I)][i / H % (2 * I)][i % H] = (float)test_random_range(&seed, -2, 2);
+  for (int e = 0; e < E; e++)
+    for (int h = 0; h < H; h++) narrow[e][h][h] = 1;
+  for (int slot = 0; slot < T * K; slot++) {
+    const int e = chosen[slot], t = slot / K;
+    for (int i = 0; i < I && e >= 0; i++) {
+      float g = 0, up = 0;
+      for (int h = 0; h < H; h++) g += x[t * H + h] * wide[e][i][h], up += x[t * H + h] * wide[e][I + i][h];
+      want_part[slot * H + i] = weights[slot] * g * up;
+      want_y[t * H + i] += weights[slot] * g * up;
+      want_dw[slot] += dy[t * H + i] * g * up;
+      for (int h = 0; h < H; h++)
+        want_dx[t * H + h] += weights[slot] * dy[t * H + i] * (wide[e][i][h] * up + wide[e][I + i][h] * g);
+    }
+  }
+  moe_grouped_mlp_args mlp = {.num_tokens = T,
+                              .topk = K,
+                              .E = E,
+                              .H = H,
+                              .I = I,
+                              .m_sizes = sizes,
+                              .gather_indices = gathered,
+                              .topk_weights = weights,
+                              .X = x,
+                              .gate_up = wide,
+                              .down = narrow,
+                              .config = {.activation = MOE_ACT_IDENTITY},
+                              .Y = y,
+                              .dY = dy,
+                              .dX = dx,
+                              .dtopk_weights = dw};
+  assert_int_equal(moe_grouped_mlp_f32(&ctx, &mlp), MOE_OK);
+  assert_int_equal(moe_grouped_mlp_bwd_f32(&ctx, &mlp), MOE_OK);
+  for (int i = 0; i < T * H; i++) assert_true(y[i] == want_y[i] && dx[i] == want_dx[i]);
+  for (int i = 0; i < T * K; i++) assert_true(dw[i] == want_dw[i]);
+  /* Grouped GEMM of m, in the order of positions, back into slots. */
+  float m[T * K * H] = {0};
+  for (int pos = 0; pos < 7; pos++)
+    for (int h = 0; h < H; h++) m[pos * H + h] = want_part[gathered[pos] * H + h] / weights[gathered[pos]];
+  moe_grouped_gemm_args gemm = {.num_tokens = T,
+                                .topk = K,
+                                .E = E,
+                                .N = H,
+                                .K = I,
+                                .m_sizes = sizes,
+                                .gather_indices = gathered,
+                                .permute_y = 1,
+                                .X = m,
+                                .W = narrow,
+                                .topk_weights = weights,
+                                .Y = part};
+  assert_int_equal(moe_grouped_gemm_f32(&ctx, &gemm), MOE_OK);
+  for (int i = 0; i < T * K * H; i++) assert_true(part[i] == want_part[i]);
+}
+
+/* Slots are counted: token 1 is expert 0's three times. All logits are equal, so the loss is c*E/(K*T^2)*7*T/E. */
+static void test_balance(void **state) {
+  (void)state;
+  static const float z[T * E] = {0};
+  float loss;
+  moe_context ctx = context;
+  const moe_router_loss_args a = {
+      .T = T, .E = E, .K = K, .coefficient = 9, .router_logits = z, .expert_index = chosen, .loss = &loss};
+  assert_int_equal(moe_router_load_balance_loss(&ctx, &a), MOE_OK);
+  assert_true(fabs(loss - 7) <= 8 * 0x1p-24 * 7);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), EACH_DTYPE(test_layer),
-                                     cmocka_unit_test(test_router)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks),   EACH_DTYPE(test_layer),
+                                     cmocka_unit_test(test_routings), cmocka_unit_test(test_sorted),
+                                     cmocka_unit_test(test_balance),  cmocka_unit_test(test_router)};
   return cmocka_run_group_tests_name("expert twice", tests, NULL, NULL);
 }
