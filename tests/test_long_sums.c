@@ -107,6 +107,36 @@ static void test_sequences(void **state) {
   assert_true(fabs(loss - balance) <= bound(T, balance) + 24 * u * balance);
 }
 
+/* Equal logits of 200 experts: the z-loss is within 8 units of 2^-24, and so is the loss of balanced experts, 1; also
+   of a tenth of the tokens. */
+static void test_equal_logits(void **state) {
+  (void)state;
+  enum { TOKENS = 100000, EXPERTS = 200 };
+  static float z[EXPERTS * 10000];
+  static int32_t index[10000];
+  static const moe_score_function functions[] = {MOE_SCORE_SOFTMAX, MOE_SCORE_SIGMOID};
+  static int64_t counts[EXPERTS];
+  for (int e = 0; e < EXPERTS; e++) counts[e] = TOKENS / EXPERTS;
+  for (int64_t i = 0; i < 10000; i++) index[i] = (int32_t)(i % EXPERTS);
+  for (int value = 0; value < 4; value++) {
+    const float v = (float)value * 1.1f - 0.7f;
+    const double log_sum = (double)v + log(EXPERTS), want = log_sum * log_sum;
+    float loss;
+    moe_context ctx = context(2);
+    for (int64_t i = 0; i < EXPERTS * 10000; i++) z[i] = v;
+    moe_router_loss_args a = {
+        .T = 10000, .E = EXPERTS, .K = 1, .coefficient = 1, .router_logits = z, .expert_index = index, .loss = &loss};
+    assert_int_equal(moe_router_z_loss(&ctx, &a), MOE_OK);
+    assert_true(fabs(loss - want) <= 8 * u * want);
+    for (int i = 0; i < 3; i++) {
+      a.score_function = functions[i % 2], a.expert_counts = i == 2 ? counts : NULL,
+      a.total_tokens = i == 2 ? TOKENS : 0;
+      assert_int_equal(moe_router_load_balance_loss(&ctx, &a), MOE_OK);
+      assert_true(fabs(loss * (i == 2 ? 10 : 1) - 1) <= 8 * u);
+    }
+  }
+}
+
 static void test_router_bias(void **state) {
   (void)state;
   for (int kind = 0; kind < 3; kind++) {
@@ -230,8 +260,8 @@ static void test_infinities(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_losses), cmocka_unit_test(test_sequences),
-                                     cmocka_unit_test(test_router_bias), cmocka_unit_test(test_expert_biases),
-                                     cmocka_unit_test(test_infinities)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_losses),        cmocka_unit_test(test_sequences),
+                                     cmocka_unit_test(test_equal_logits),  cmocka_unit_test(test_router_bias),
+                                     cmocka_unit_test(test_expert_biases), cmocka_unit_test(test_infinities)};
   return cmocka_run_group_tests_name("long sums", tests, NULL, NULL);
 }

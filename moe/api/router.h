@@ -131,9 +131,10 @@ MOE_DTYPE_LIST(MOE_DECLARE_ROUTER_)
    then add up to the loss of all, and the gradients are its gradients. With sequence_first the load balance loss is the
    mean of the losses of S sequences of tokens, of those that have a token that counts (DeepSeek-V3's sequence-wise
    loss). With logit_softcap z are the logits as the router's config caps them.
-   Sums over tokens run in ascending t, compensated (contract 4), those of a token in ascending e; the factor
-   c*E/(K*T'^2) is multiplied with n_e first; it is divided by the number of sequences. The z-loss reads neither K nor
-   expert_index nor score_function nor what is told of counts and sequences. There is no workspace.
+   Sums over tokens run in ascending t, compensated (contract 4), those of a token in ascending e or, of more than 16
+   experts, as contract 4's dot products, 64 experts at a time in order; the factor c*E/(K*T'^2) is multiplied with n_e
+   first; it is divided by the number of sequences. The z-loss reads neither K nor expert_index nor score_function nor
+   what is told of counts and sequences. There is no workspace.
    Errors: NULL_ARGUMENT, INVALID_SHAPE, INVALID_OPTION, INVALID_INDEX, OVERFLOW, MISALIGNED, OVERLAP.
    Sources: Switch Transformer and Megatron (load balance), ST-MoE (z-loss). */
 typedef struct moe_router_loss_args {

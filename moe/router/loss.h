@@ -42,6 +42,10 @@ MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {
   return !args->token_mask || args->token_mask[t] != 0;
 }
 
+#define MOE_ONES_16_ 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1
+static const float moe_ones_[MOE_NR] = {MOE_ONES_16_, MOE_ONES_16_, MOE_ONES_16_, MOE_ONES_16_};
+#undef MOE_ONES_16_
+
 /* log x for x >= 1, or NaN or infinity. x = 2^n*m, m near 1; log m = 2*atanh(s), s = (m-1)/(m+1). Within 2 ulp. */
 MOE_FN float moe_log_(float x) {
   const uint32_t bits = moe_casti_scalar(x);
@@ -69,6 +73,18 @@ MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64
   else loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
 }
 
+/* sum + the sum of x*y, or of x, over n experts: in ascending order or, of more than 16 experts, by dot products. */
+MOE_FN float moe_loss_add_products_(const moe_router_loss_ *loss, float sum, const float *x, const float *y,
+                                    int64_t n) {
+  if (loss->args->E <= MOE_DOT_CHAINS) {
+    for (int64_t i = 0; i < n; i++) sum = sum + (y ? moe_mul_scalar(x[i], y[i]) : x[i]);
+    return sum;
+  }
+  for (int64_t i = 0; i < n; i += MOE_NR)
+    sum = sum + loss->kernels->vec->dot(x + i, y ? y + i : moe_ones_, moe_min_(MOE_NR, n - i));
+  return sum;
+}
+
 MOE_FN void moe_loss_token_init_(const moe_router_loss_ *loss, const float *z, moe_loss_token_ *token) {
   float score[MOE_LOSS_CHUNK_];
   const float largest = moe_largest_(z, loss->args->E);
@@ -77,7 +93,7 @@ MOE_FN void moe_loss_token_init_(const moe_router_loss_ *loss, const float *z, m
   for (int64_t e = 0; e < loss->args->E; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->args->E - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-    for (int64_t i = 0; i < n; i++) token->total = token->total + score[i];
+    token->total = moe_loss_add_products_(loss, token->total, score, NULL, n);
   }
 }
 
@@ -134,8 +150,8 @@ MOE_FN void moe_balance_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_
   for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-    for (int64_t i = 0; i < n; i++)
-      token->term = token->term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
+    for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total;
+    token->term = moe_loss_add_products_(loss, token->term, score, loss->gain + e - loss->from, n);
   }
 }
 
