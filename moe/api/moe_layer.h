@@ -36,8 +36,8 @@ enum { MOE_RECOMPUTE_EXPERTS = 1, MOE_RECOMPUTE_SHARED = 2 };
 /* The same function as the blockwise layer's, to the bit, where its blocks are the experts in ascending order and their
    tokens are: every sum over experts, and every gradient that sums an expert's tokens, is in that order. There are no
    blocks, no padding and no affinities [T,E]; what is kept for the backward is rows. A token's sums are over its
-   experts in ascending order, then the shared expert, then identity experts by k. All of it is input, but what the router
-   writes. */
+   experts in ascending order, then the shared expert, then identity experts by k. All of it is input, but what the
+   router writes. */
 typedef struct moe_layer {
   int64_t T, H, I, E, K;      /* tokens, hidden size, intermediate size, experts, experts per token */
   const void *x;              /* [T,H] */
@@ -69,6 +69,9 @@ typedef struct moe_layer {
   const moe_quantized_activation *quantized_x; /* (optional): read in place of x */
   moe_dtype saved_dtype;      /* in which g and u are kept; DEFAULT = the function's suffix */
   uint32_t recompute;         /* MOE_RECOMPUTE_* bits: what is not kept in `saved`. The same in both calls */
+  int keep_results;           /* 1: `saved` also keeps the pairs' results d, the backward must be given it, and forms
+                                 topk_weights' gradient as MOE_AFFINITY_OPTION_ON_H does. The same in both calls; not
+                                 with the affinity mode ON_I */
   moe_layer_config config;
   moe_mx_operands mx;
   uint32_t accumulate;        /* of the forward: MOE_ACCUMULATE_OUTPUT, y is added to */
@@ -95,11 +98,12 @@ typedef struct moe_layer_grads {
 } moe_layer_grads;
 
 /* moe_layer_forward_<suffix>: y [T,H] is the layer of x. saved (optional): moe_layer_saved_bytes_<suffix> bytes,
-   aligned to an element, which the backward reads: g and u of every pair and of the shared expert.
+   aligned to an element, which the backward reads: g and u of every pair and of the shared expert, and what
+   keep_results says.
    moe_layer_backward_<suffix>: the gradients, given y_grad [T,H]. Where saved is NULL, all that it would keep is
-   computed again, to the same bits. topk_weights' gradient is formed as MOE_AFFINITY_OPTION_ON_I does, times expert_scale; of
-   identity experts it is <dY,x>. expert_scale's is the sum of an expert's pairs' w*dA, formed in double.
-   With a router topk_weights' gradient goes on to the logits, the router's weight and bias, and x, as the calls
+   computed again, to the same bits. topk_weights' gradient is formed as MOE_AFFINITY_OPTION_ON_I does, times
+   expert_scale; of identity experts it is <dY,x>. expert_scale's is the sum of an expert's pairs' w*dA, formed in
+   double. With a router topk_weights' gradient goes on to the logits, the router's weight and bias, and x, as the calls
    moe_layer_backward and moe_router_topk_bwd do one after the other: the router's part of x's gradient is added to what
    is stored already. So is then the gate's of the shared expert, which is a router of one expert with sigmoid scores.
    The rest is as moe_blockwise_mm_fwd and _bwd say. What each needs of workspace depends on whether saved is NULL, on

@@ -279,7 +279,7 @@ MOE_FN moe_status moe_forward_begin_(moe_context *ctx, moe_forward_ *forward, co
   work[0] = moe_expert_stage_work_(&stages->gate_up_stage);
   work[1] = (moe_work_){call->plan.used && (zero->gate_up || zero->down || zero->scaled) ? l->N : 0,
                         moe_checkpoint_zero_item_, zero, NULL};
-  if (call->plan.pair && zero->gate_up) moe_checkpoint_zero_pairs_(call, zero->gate_up);
+  if (call->plan.pair) moe_checkpoint_zero_pairs_(zero);
   work[2] = moe_expert_stage_work_(&stages->down_stage);
   if (!forward->down) work[2].count = 0;
   moe_combine_ *down = &stages->down;

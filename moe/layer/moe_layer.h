@@ -50,6 +50,7 @@ static const char *const moe_face_names_[][2] = {
     {"quantized_gate_up_proj_weight", "quantized_gate_up"},
     {"quantized_down_proj_weight", "quantized_down"},
     {"gate_up_activations_T", "saved"},
+    {"down_activations", "saved"},
     {"checkpoint_dtype", "saved_dtype"},
     {"output", "y"},
     {"output_hidden_states_grad", "y_grad"},
@@ -132,6 +133,9 @@ MOE_FN moe_status moe_face_layer_(moe_context *ctx, const moe_layer *l, moe_bloc
                      "must be POST_SCALE or ON_I with expert_scale");
   if (l->recompute > 3u)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "recompute", "has bits that are no part of saved");
+  MOE_TRY(moe_check_flag_(ctx, "keep_results", l->keep_results));
+  if (l->keep_results && l->config.affinity_mode == MOE_AFFINITY_ON_I)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "keep_results", "has nothing to keep with ON_I");
   if (l->shared && l->shared->orders.per_expert)
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "shared->orders.per_expert", "must be 0: there is one expert");
   const int64_t pairs = moe_mul_(l->T, l->K);
@@ -192,24 +196,31 @@ MOE_FN void moe_face_shared_layer_(const moe_layer *l, moe_blockwise_layer *to) 
   to->mx.gate_up_in_scale = to->mx.down_in_scale = NULL;
 }
 
-/* Bytes of g and u that are kept of the top-k's pairs, before those of the shared expert. */
-MOE_FN int64_t moe_face_saved_pairs_(const moe_layer *l, moe_dtype dtype) {
-  const int64_t size = moe_dtype_bytes_(moe_or_(l->saved_dtype, dtype));
-  return l->recompute & MOE_RECOMPUTE_EXPERTS ? 0 : moe_mul4_(moe_mul_(l->T, l->K), 2, l->I, size);
-}
-MOE_FN int64_t moe_face_saved_shared_(const moe_layer *l, moe_dtype dtype) {
-  const int64_t size = moe_dtype_bytes_(moe_or_(l->saved_dtype, dtype));
+/* What `saved` holds, in order: g and u of the top-k's pairs, the pairs' results, g and u of the shared expert. */
+enum { MOE_SAVED_EXPERTS_, MOE_SAVED_RESULTS_, MOE_SAVED_SHARED_, MOE_SAVED_END_ };
+
+MOE_FN int64_t moe_face_saved_part_(const moe_layer *l, moe_dtype dtype, int part) {
+  const int64_t size = moe_dtype_bytes_(moe_or_(l->saved_dtype, dtype)), pairs = moe_mul_(l->T, l->K);
+  if (part == MOE_SAVED_EXPERTS_) return l->recompute & MOE_RECOMPUTE_EXPERTS ? 0 : moe_mul4_(pairs, 2, l->I, size);
+  if (part == MOE_SAVED_RESULTS_) return l->keep_results ? moe_mul3_(pairs, l->H, size) : 0;
   return !l->shared || l->recompute & MOE_RECOMPUTE_SHARED ? 0 : moe_mul4_(l->T, 2, l->shared->I, size);
 }
 
-/* Where they are in `saved`, or NULL. */
-MOE_FN void *moe_face_saved_at_(const moe_layer *l, moe_dtype dtype, const void *saved, int shared) {
-  const int64_t pairs = moe_face_saved_pairs_(l, dtype);
-  if (!saved || (l->recompute & (shared ? MOE_RECOMPUTE_SHARED : MOE_RECOMPUTE_EXPERTS))) return NULL;
-  return (void *)((uintptr_t)saved + (shared && pairs > 0 ? (uintptr_t)pairs : 0));
+/* Where a part begins; after all: how many bytes. */
+MOE_FN int64_t moe_face_saved_from_(const moe_layer *l, moe_dtype dtype, int part) {
+  int64_t bytes = 0;
+  for (int i = 0; i < part; i++) bytes = moe_add_(bytes, moe_face_saved_part_(l, dtype, i));
+  return bytes;
 }
 
-/* Instead of the tensors that tell of blocks those that tell of pairs. chosen: 1: a router has chosen them; 2: it will. */
+/* A part in `saved`, or NULL. */
+MOE_FN void *moe_face_saved_at_(const moe_layer *l, moe_dtype dtype, const void *saved, int part) {
+  const int64_t from = moe_face_saved_from_(l, dtype, part);
+  return saved && moe_face_saved_part_(l, dtype, part) ? (void *)((uintptr_t)saved + (uintptr_t)moe_max_(0, from))
+                                                       : NULL;
+}
+
+/* Instead of the tensors that tell of blocks those that tell of pairs. chosen: 1: a router has done so; 2: it will. */
 MOE_FN void moe_face_list_(const moe_pairs_ *pairs, int chosen, moe_blockwise_ *call, moe_tensors_ *tensors) {
   const moe_blockwise_layer *l = &call->layer;
   const int64_t all = moe_mul3_(l->T, pairs->K, 4);
@@ -298,7 +309,8 @@ MOE_FN moe_status moe_face_forward_check_(moe_context *ctx, void *state, const m
   const moe_call_ inner = {.args = args, .dtype = call->dtype}, also = {.args = shared, .dtype = call->dtype};
   MOE_TRY(moe_face_layer_(ctx, l, &args->layer));
   args->accumulate = l->accumulate;
-  args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, 0);
+  args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_EXPERTS_);
+  args->down_activations = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_RESULTS_);
   args->output = s->y;
   MOE_TRY(moe_forward_check_(ctx, &s->forward, &inner, tensors));
   moe_face_list_(&s->face.pairs, l->router ? 2 : 0, &s->forward.call, tensors);
@@ -307,7 +319,7 @@ MOE_FN moe_status moe_face_forward_check_(moe_context *ctx, void *state, const m
   moe_tensors_ part = {0};
   s->forward.shared = &s->shared;
   moe_face_shared_layer_(l, &shared->layer);
-  shared->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, 1);
+  shared->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_SHARED_);
   MOE_TRY(moe_face_status_(ctx, moe_forward_check_(ctx, &s->shared, &also, &part), "shared->"));
   moe_face_append_(&s->face, &part, "shared->", tensors);
   return moe_face_gate_check_(ctx, &s->face, call, &s->shared.call.plan.pairs, tensors);
@@ -396,7 +408,7 @@ MOE_FN moe_status moe_face_shared_bwd_check_(moe_context *ctx, moe_face_backward
   moe_tensors_ part = {0}, gate_part = {0};
   s->backward.shared = &s->shared;
   moe_face_shared_layer_(l, &args->layer);
-  args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, 1);
+  args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_SHARED_);
   args->affinity_option = MOE_AFFINITY_OPTION_ON_I;
   args->gate_up_proj_weight_grad = grads->gate_up;
   args->down_proj_weight_grad = grads->down;
@@ -420,9 +432,10 @@ MOE_FN void moe_face_backward_args_(moe_face_backward_ *s, moe_dtype dtype) {
   const moe_layer_grads *grads = s->grads;
   const moe_layer *l = s->face.layer;
   moe_blockwise_mm_bwd_args *args = &s->args;
-  args->gate_up_activations_T = moe_face_saved_at_(l, dtype, s->saved, 0);
+  args->gate_up_activations_T = moe_face_saved_at_(l, dtype, s->saved, MOE_SAVED_EXPERTS_);
+  args->down_activations = moe_face_saved_at_(l, dtype, s->saved, MOE_SAVED_RESULTS_);
   args->output_hidden_states_grad = s->y_grad;
-  args->affinity_option = MOE_AFFINITY_OPTION_ON_I;
+  args->affinity_option = l->keep_results ? MOE_AFFINITY_OPTION_ON_H : MOE_AFFINITY_OPTION_ON_I;
   args->hidden_states_grad = grads->x;
   args->expert_affinities_masked_grad = grads->topk_weights;
   args->gate_up_proj_weight_grad = grads->gate_up;
@@ -441,6 +454,8 @@ MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const 
   const moe_layer *l = s->face.layer = (const moe_layer *)call->args;
   const moe_call_ inner = {.args = &s->args, .dtype = call->dtype};
   if (!s->grads) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "grads", "is NULL");
+  if (l->keep_results && !s->saved && !call->query)
+    return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "saved", "is NULL, but is to hold results");
   MOE_TRY(moe_face_layer_(ctx, l, &s->args.layer));
   moe_face_backward_args_(s, call->dtype);
   MOE_TRY(moe_backward_check_(ctx, &s->backward, &inner, tensors));
@@ -547,7 +562,7 @@ MOE_FN moe_status moe_face_saved_bytes_(moe_context *ctx, const moe_layer *l, mo
     moe_face_shared_layer_(l, &layer);
     MOE_TRY(moe_face_status_(ctx, moe_check_layer_options_(ctx, &layer, dtype), "shared->"));
   }
-  const int64_t n = moe_add_(moe_face_saved_pairs_(l, dtype), moe_face_saved_shared_(l, dtype));
+  const int64_t n = moe_face_saved_from_(l, dtype, MOE_SAVED_END_);
   if (n < 0) return moe_fail_(ctx, MOE_ERROR_OVERFLOW, "saved", "of this shape overflows the address space");
   *bytes = (size_t)n;
   return moe_succeed_(ctx);
