@@ -22,32 +22,26 @@
      #include <stdio.h>
      #include <stdlib.h>
 
-     // Tokens, hidden size, intermediate size, experts, experts per token, rows of a block, blocks.
-     enum { T = 4, H = 64, I = 96, E = 8, K = 2, B = 16, N = 8 };
+     // Tokens, hidden size, intermediate size, experts, experts per token.
+     enum { T = 4, H = 64, I = 96, E = 8, K = 2 };
      static float x[T][H], scorer[H][E], gate_up[E][H][2][I], down[E][I][H], y[T][H];  // input, weights, output
-     static float logits[T][E], weights[T][K], affinities[T + 1][E], saved[N][2][I][B];
-     static int32_t chosen[T][K], ids[N][B], experts[N];
+     static float logits[T][E], weights[T][K];
+     static int32_t chosen[T][K];
 
      static void *take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
      static void give(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
 
      int main(void) {
        moe_context ctx = {.allocate = take, .release = give};
-       moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = scorer,
-           .router_logits = logits[0], .expert_index = chosen[0], .expert_weights = weights[0]};
-       moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = N, .expert_index = chosen[0],
-           .expert_weights = weights[0], .expert_affinities_masked = affinities, .token_position_to_id = ids[0],
-           .block_to_expert = experts};
-       moe_blockwise_mm_fwd_args forward = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B, .max_rows = T * K,
-           .hidden_states = x, .expert_affinities_masked = affinities, .gate_up_proj_weight = gate_up,
-           .down_proj_weight = down, .token_position_to_id = ids[0], .block_to_expert = experts},
-           .gate_up_activations_T = saved, .output = y};
-       int failed = N < moe_route_blocks_count(T, E, K, B) || moe_router_topk_f32(&ctx, &router) ||
-                    moe_route_blocks(&ctx, &route) || moe_blockwise_mm_fwd_f32(&ctx, &forward);
+       moe_router_topk_args router = {.router_weight = scorer, .router_logits = logits[0], .expert_index = chosen[0],
+           .expert_weights = weights[0]};
+       moe_layer layer = {.T = T, .H = H, .I = I, .E = E, .K = K, .x = x, .router = &router, .gate_up = gate_up,
+           .down = down};
+       int failed = moe_layer_forward_f32(&ctx, &layer, y, NULL);
        puts(failed ? ctx.message : "y is the layer of x");
        return failed;
      }
-     The backward, moe_blockwise_mm_bwd_f32, takes the same .layer and .gate_up_activations_T, and the gradient of y.
+     The backward, moe_layer_backward_f32, takes the same layer, the gradient of y, and where gradients go.
 
    WHERE TO LOOK
      moe/api/types.h      status codes, element types, MOE_API
@@ -55,7 +49,7 @@
      moe/api/router.h     the router, its backward, auxiliary losses, sorting tokens into blocks
      moe/api/routing.h    a routing from each of its forms to the others; experts on several ranks
      moe/api/layer.h      activations, limits, affinities, rounded operands
-     moe/api/moe_layer.h  the layer of a router's top-k, forward and backward
+     moe/api/moe_layer.h  the layer of a router, or of its top-k, forward and backward; shared experts
      moe/api/blockwise.h  the layer over blocks of rows, likewise
      moe/api/grouped.h    grouped GEMM and its gradients
      moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients

@@ -1,5 +1,5 @@
-/* stream.h: what of the byte model is around its layers: embedding, residual stream, rmsnorm, head and loss, forward and
-   backward. Rows are split over threads. Needs moe.h, text.h and adamw.h, and H, LAYERS and BATCH. */
+/* stream.h: what of the byte model is around its layers: embedding, residual stream, rmsnorm, head and loss, both
+   forward and backward. Rows are split over threads. Needs moe.h, text.h and adamw.h, and H, LAYERS and BATCH. */
 #ifndef EXAMPLE_STREAM_H
 #define EXAMPLE_STREAM_H
 
