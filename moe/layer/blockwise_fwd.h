@@ -151,7 +151,8 @@ MOE_FN moe_scratch_needs_ moe_forward_layout_own_(moe_forward_ *forward, moe_are
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   const int64_t rows = moe_plan_rows_max_(l), down_rows = moe_min_(rows, moe_mul_(l->E, MOE_DOWN_STAGE_ROWS_));
-  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_DOWN_STAGE_SLOTS_) <= l->E;
+  const int64_t slots = call->plan.pairs.K ? MOE_DOWN_STAGE_ROWS_ : MOE_DOWN_STAGE_SLOTS_; /* pairs are no padding */
+  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), slots) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
   forward->rounded = moe_take_rounded_x_(arena, call);
