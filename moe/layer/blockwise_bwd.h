@@ -355,24 +355,9 @@ MOE_FN void moe_backward_follow_(moe_backward_ *backward, moe_backward_stages_ *
                         moe_affinity_grad_item_, grads, NULL};
 }
 
-/* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
-MOE_FN void moe_backward_finish_(moe_context *ctx, moe_backward_ *backward, moe_backward_stages_ *own,
-                                 moe_backward_stages_ *shared) {
-  const moe_blockwise_ *call = &backward->call;
-  const int pre = moe_pre_scaled_(&call->layer.config);
-  moe_work_ work[11] = {0};
-  if (backward->shared) moe_backward_follow_(backward->shared, shared, work + 1);
-  moe_backward_follow_(backward, own, work + 6);
-  if (backward->shared) own->hidden.then = &shared->hidden;
-  work[0] = (moe_work_){own->hidden.output || (pre && work[10].count) ? moe_combine_items_(call) : 0, moe_combine_item_,
-                        &own->hidden, moe_combine_reads_};
-  moe_run_(ctx, work, pre ? 10 : 11);
-  if (pre) moe_run_(ctx, work + 10, 1);
-}
-
 /* Builds the plan, and forms the gated unit's gradients, from x and dY. */
 MOE_FN moe_status moe_backward_begin_(moe_context *ctx, moe_backward_ *backward, const char *x, const char *output_grad,
-                                      moe_backward_stages_ *stages) {
+                                      moe_backward_stages_ *stages, moe_work_ *work) {
   moe_blockwise_ *call = &backward->call;
   MOE_TRY(moe_plan_build_(ctx, &call->plan, &call->layer, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
@@ -380,18 +365,39 @@ MOE_FN moe_status moe_backward_begin_(moe_context *ctx, moe_backward_ *backward,
   backward->x = x;
   backward->output_grad = output_grad;
   moe_backward_down_(ctx, backward, &stages->down_grad);
+  moe_backward_follow_(backward, stages, work);
   return MOE_OK;
 }
 
-/* x: [T,H], decoded. */
+/* The shared expert's gradients, but for x's part, whose stage is left in `hidden`. */
+MOE_FN moe_status moe_backward_run_shared_(moe_context *ctx, moe_backward_ *backward, const char *x,
+                                           const char *output_grad, moe_combine_ *hidden) {
+  moe_backward_stages_ stages;
+  moe_work_ work[5];
+  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &stages, work));
+  moe_run_(ctx, work, 5);
+  *hidden = stages.hidden;
+  return MOE_OK;
+}
+
+/* x: [T,H], decoded. With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for
+   them. */
 MOE_FN moe_status moe_backward_run_x_(moe_context *ctx, moe_backward_ *backward, const char *x) {
+  const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
-  moe_backward_stages_ own, shared;
-  const char *output_grad = moe_decode_hidden_(ctx, &backward->call, args->quantized_output_hidden_states_grad,
+  const int pre = moe_pre_scaled_(&call->layer.config);
+  moe_backward_stages_ stages;
+  moe_combine_ shared;
+  moe_work_ work[6];
+  const char *output_grad = moe_decode_hidden_(ctx, call, args->quantized_output_hidden_states_grad,
                                                args->output_hidden_states_grad, backward->decoded_output_grad);
-  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &own));
-  if (backward->shared) MOE_TRY(moe_backward_begin_(ctx, backward->shared, x, output_grad, &shared));
-  moe_backward_finish_(ctx, backward, &own, &shared);
+  if (backward->shared) MOE_TRY(moe_backward_run_shared_(ctx, backward->shared, x, output_grad, &shared));
+  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &stages, work + 1));
+  if (backward->shared) stages.hidden.then = &shared;
+  work[0] = (moe_work_){stages.hidden.output || (pre && work[5].count) ? moe_combine_items_(call) : 0,
+                        moe_combine_item_, &stages.hidden, moe_combine_reads_};
+  moe_run_(ctx, work, pre ? 5 : 6);
+  if (pre) moe_run_(ctx, work + 5, 1);
   return MOE_OK;
 }
 

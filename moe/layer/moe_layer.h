@@ -2,22 +2,21 @@
 #ifndef MOE_LAYER_MOE_LAYER_H
 #define MOE_LAYER_MOE_LAYER_H
 
-/* What a call consists of beside the layer: the routers that run before it, of experts and of the shared expert's gate,
-   which is a router of one expert. */
-enum { MOE_FACE_NAME_ = 56 };
+/* What a call has beside the layer: rows of the shared expert, and its gate, which is a router of one expert. */
 typedef struct moe_face_ {
   const moe_layer *layer;
   moe_pairs_ pairs;
-  moe_router_ router, gate;
-  moe_router_topk_args router_args, gate_args;
-  int32_t tokens;                              /* rows of the shared expert */
-  char name[MOE_TENSORS_MAX_][MOE_FACE_NAME_]; /* of tensors of the router and of the shared expert */
+  moe_router_ gate;
+  moe_router_topk_args gate_args;
+  int32_t tokens;
 } moe_face_;
 
 /* The blockwise layer's arguments are made from the caller's. */
 typedef struct moe_face_forward_ {
   moe_forward_ forward, shared;
   moe_blockwise_mm_fwd_args args, shared_args;
+  moe_router_ router;
+  moe_router_topk_args router_args;
   moe_face_ face;
   void *y, *saved;
 } moe_face_forward_;
@@ -62,23 +61,18 @@ static const char *const moe_face_names_[][2] = {
     {"gate_and_up_proj_bias_grad", "grads.gate_up_bias"},
     {"down_proj_bias_grad", "grads.down_bias"},
     {"weight_grad_dtype", "grads.weight_dtype"},
-    {"router_logits_grad", "grads.router_logits"},
-    {"router_weight_grad", "grads.router_weight"},
-    {"router_bias_grad", "grads.router_bias"},
 };
 
 /* Writes what `from` begins with under the caller's name, in a scope; `from` may go on behind the name. */
 MOE_FN void moe_face_name_(char *to, size_t room, const char *scope, const char *const (*names)[2], size_t count,
                            const char *from) {
   const size_t length = strcspn(from, " -");
-  const char *grads = "", *name = NULL;
+  const char *name = NULL;
   for (size_t i = 0; i < count && !name; i++)
     if (strlen(names[i][0]) == length && memcmp(names[i][0], from, length) == 0) name = names[i][1];
-  if (name && scope[0] && strncmp(name, "grads.", 6) == 0) grads = "grads.", name += 6;
-  if (grads[0] && scope[0] == 'r') scope = ""; /* the router's are in grads themselves */
-  const char *part[] = {grads, scope, name ? name : "", name ? from + length : from};
+  const char *part[] = {scope, name ? name : "", name ? from + length : from};
   size_t at = 0;
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < 3; i++)
     for (const char *c = part[i]; *c && at + 1 < room; c++) to[at++] = *c;
   to[at] = 0;
 }
@@ -98,26 +92,67 @@ MOE_FN moe_status moe_face_status_(moe_context *ctx, moe_status status, const ch
   return moe_face_rename_(ctx, status, scope, moe_face_names_, MOE_FACE_NAMES_);
 }
 
-/* What a part takes from the layer. */
-MOE_FN int moe_face_has_(const char *name) {
-  static const char *const own[] = {
-      "hidden_states", "expert_affinities_masked",  "token_position_to_id", "block_to_expert",
-      "output",        "output_hidden_states_grad", "hidden_states_grad",   "expert_weights_grad"};
-  for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-    if (strcmp(name, own[i]) == 0) return 1;
-  return 0;
-}
+/* The tensors of the shared expert and of the router; what they take from the layer has no name of its own. */
+static const char *const moe_face_parts_[][2] = {
+    {"gate_up_proj_weight", "shared->gate_up"},
+    {"down_proj_weight", "shared->down"},
+    {"up_proj_weight", "shared->up"},
+    {"gate_and_up_proj_bias", "shared->gate_up_bias"},
+    {"down_proj_bias", "shared->down_bias"},
+    {"packed_gate_up_proj_weight", "shared->packed_gate_up"},
+    {"packed_down_proj_weight", "shared->packed_down"},
+    {"quantized_gate_up_proj_weight->codes", "shared->quantized_gate_up->codes"},
+    {"quantized_gate_up_proj_weight->scales", "shared->quantized_gate_up->scales"},
+    {"quantized_down_proj_weight->codes", "shared->quantized_down->codes"},
+    {"quantized_down_proj_weight->scales", "shared->quantized_down->scales"},
+    {"gate_up_activations_T", "saved"},
+    {"gate_up_proj_weight_grad", "grads.shared->gate_up"},
+    {"down_proj_weight_grad", "grads.shared->down"},
+    {"up_proj_weight_grad", "grads.shared->up"},
+    {"gate_and_up_proj_bias_grad", "grads.shared->gate_up_bias"},
+    {"down_proj_bias_grad", "grads.shared->down_bias"},
+    {"router_weight", "router->router_weight"},
+    {"router_bias", "router->router_bias"},
+    {"selection_bias", "router->selection_bias"},
+    {"token_mask", "router->token_mask"},
+    {"router_logits", "router->router_logits"},
+    {"expert_weights", "router->expert_weights"},
+    {"expert_index", "router->expert_index"},
+    {"router_logits_grad", "grads.router_logits"},
+    {"router_weight_grad", "grads.router_weight"},
+    {"router_bias_grad", "grads.router_bias"},
+    {"hidden_states", NULL},
+    {"expert_affinities_masked", NULL},
+    {"token_position_to_id", NULL},
+    {"block_to_expert", NULL},
+    {"output", NULL},
+    {"output_hidden_states_grad", NULL},
+    {"hidden_states_grad", NULL},
+    {"expert_weights_grad", NULL},
+};
 
-/* Lists the tensors of a part that are its own. */
-MOE_FN void moe_face_append_(moe_face_ *face, const moe_tensors_ *part, const char *scope, moe_tensors_ *tensors) {
+/* Adds the tensors that are there, or must be, to the list. */
+MOE_FN void moe_face_append_(const moe_tensors_ *part, moe_tensors_ *tensors) {
   for (int i = 0; i < part->count; i++) {
     moe_tensor_ t = part->tensor[i];
-    if (moe_face_has_(t.name) || (!t.data && (t.role == MOE_INPUT_OPTIONAL || t.role == MOE_OUTPUT_OPTIONAL))) continue;
-    char *name = face->name[tensors->count];
-    moe_face_name_(name, MOE_FACE_NAME_, scope, moe_face_names_, MOE_FACE_NAMES_, t.name);
-    t.name = name;
-    tensors->tensor[tensors->count++] = t;
+    if (!t.data && (t.role == MOE_INPUT_OPTIONAL || t.role == MOE_OUTPUT_OPTIONAL)) continue;
+    for (size_t n = 0; n < sizeof moe_face_parts_ / sizeof *moe_face_parts_; n++)
+      if (strcmp(moe_face_parts_[n][0], part->tensor[i].name) == 0) t.name = moe_face_parts_[n][1];
+    if (t.name) tensors->tensor[tensors->count++] = t;
   }
+}
+
+/* Takes those that are not there from the list. */
+MOE_FN void moe_face_shorten_(moe_tensors_ *tensors) {
+  int count = 0;
+  uint64_t each = 0;
+  for (int i = 0; i < tensors->count; i++) {
+    const moe_tensor_ t = tensors->tensor[i];
+    if (!t.data && (t.role == MOE_INPUT_OPTIONAL || t.role == MOE_OUTPUT_OPTIONAL)) continue;
+    each |= (tensors->each >> i & 1) << count;
+    tensors->tensor[count++] = t;
+  }
+  tensors->count = count, tensors->each = each;
 }
 
 /* -------------------------------------------------------------------------------------------------------- arguments */
@@ -247,17 +282,20 @@ MOE_FN void moe_face_list_(const moe_pairs_ *pairs, int chosen, moe_blockwise_ *
 
 /* ---------------------------------------------------------------------------------------------------------- routers */
 
-/* The router's forward, if it is to run; x is known when it does. */
-MOE_FN moe_status moe_face_router_check_(moe_context *ctx, moe_face_ *face, const moe_call_ *call,
+/* The router's arguments; x is known when it runs. */
+MOE_FN moe_router_topk_args moe_face_router_args_(const moe_layer *l) {
+  moe_router_topk_args args = *l->router;
+  args.T = l->T, args.H = l->H, args.E = l->E + l->identity_experts, args.K = l->K, args.hidden_states = NULL;
+  return args;
+}
+
+MOE_FN moe_status moe_face_router_check_(moe_context *ctx, moe_face_forward_ *s, moe_dtype dtype,
                                          moe_tensors_ *tensors) {
-  const moe_layer *l = face->layer;
-  moe_router_topk_args *args = &face->router_args;
-  const moe_call_ inner = {.args = args, .dtype = call->dtype, .query = 1};
+  const moe_call_ inner = {.args = &s->router_args, .dtype = dtype, .query = 1};
   moe_tensors_ part = {0};
-  *args = *l->router;
-  args->T = l->T, args->H = l->H, args->E = l->E + l->identity_experts, args->K = l->K, args->hidden_states = NULL;
-  MOE_TRY(moe_face_status_(ctx, moe_router_check_(ctx, &face->router, &inner, &part), "router->"));
-  moe_face_append_(face, &part, "router->", tensors);
+  s->router_args = moe_face_router_args_(s->face.layer);
+  MOE_TRY(moe_face_status_(ctx, moe_router_check_(ctx, &s->router, &inner, &part), "router->"));
+  moe_face_append_(&part, tensors);
   return MOE_OK;
 }
 
@@ -293,10 +331,9 @@ MOE_FN void moe_face_gate_layout_(moe_face_ *face, moe_pairs_ *pairs, moe_arena_
   moe_router_layout_(&face->gate, arena, workers);
 }
 
-/* Runs what chooses, of x [T,H]. */
-MOE_FN void moe_face_choose_(moe_context *ctx, moe_face_ *face, int router, const char *x) {
-  face->router_args.hidden_states = face->gate_args.hidden_states = x;
-  if (router) moe_router_run_(ctx, &face->router);
+/* Runs it, of x [T,H]. */
+MOE_FN void moe_face_gate_run_(moe_context *ctx, moe_face_ *face, const char *x) {
+  face->gate_args.hidden_states = x;
   if (face->gate_args.router_weight) moe_router_run_(ctx, &face->gate);
 }
 
@@ -314,14 +351,15 @@ MOE_FN moe_status moe_face_forward_check_(moe_context *ctx, void *state, const m
   args->output = s->y;
   MOE_TRY(moe_forward_check_(ctx, &s->forward, &inner, tensors));
   moe_face_list_(&s->face.pairs, l->router ? 2 : 0, &s->forward.call, tensors);
-  if (l->router) MOE_TRY(moe_face_router_check_(ctx, &s->face, call, tensors));
+  moe_face_shorten_(tensors);
+  if (l->router) MOE_TRY(moe_face_router_check_(ctx, s, call->dtype, tensors));
   if (!l->shared) return MOE_OK;
   moe_tensors_ part = {0};
   s->forward.shared = &s->shared;
   moe_face_shared_layer_(l, &shared->layer);
   shared->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_SHARED_);
   MOE_TRY(moe_face_status_(ctx, moe_forward_check_(ctx, &s->shared, &also, &part), "shared->"));
-  moe_face_append_(&s->face, &part, "shared->", tensors);
+  moe_face_append_(&part, tensors);
   return moe_face_gate_check_(ctx, &s->face, call, &s->shared.call.plan.pairs, tensors);
 }
 
@@ -329,21 +367,23 @@ MOE_FN moe_status moe_face_forward_check_contents_(moe_context *ctx, const void 
   const moe_face_forward_ *s = (const moe_face_forward_ *)state;
   const moe_layer *l = s->face.layer;
   MOE_TRY(moe_forward_check_contents_(ctx, &s->forward));
-  if (l->router) MOE_TRY(moe_face_status_(ctx, moe_router_check_contents_(ctx, &s->face.router), "router->"));
+  if (l->router) MOE_TRY(moe_face_status_(ctx, moe_router_check_contents_(ctx, &s->router), "router->"));
   return l->shared ? moe_face_status_(ctx, moe_forward_check_contents_(ctx, &s->shared), "shared->") : MOE_OK;
 }
 
 MOE_FN void moe_face_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_face_forward_ *s = (moe_face_forward_ *)state;
   moe_forward_layout_(&s->forward, arena, workers);
-  if (s->face.layer->router) moe_router_layout_(&s->face.router, arena, workers);
+  if (s->face.layer->router) moe_router_layout_(&s->router, arena, workers);
   moe_face_gate_layout_(&s->face, &s->shared.call.plan.pairs, arena, workers);
 }
 
 MOE_FN moe_status moe_face_forward_run_(moe_context *ctx, void *state) {
   moe_face_forward_ *s = (moe_face_forward_ *)state;
   const char *x = moe_forward_x_(ctx, &s->forward);
-  moe_face_choose_(ctx, &s->face, s->face.layer->router != NULL, x);
+  s->router_args.hidden_states = x;
+  if (s->face.layer->router) moe_router_run_(ctx, &s->router);
+  moe_face_gate_run_(ctx, &s->face, x);
   s->forward.call.plan.pairs.topk_index = s->face.pairs.topk_index;
   return moe_forward_run_x_(ctx, &s->forward, x);
 }
@@ -383,16 +423,14 @@ MOE_FN moe_status moe_face_router_bwd_check_(moe_context *ctx, moe_face_backward
   const moe_layer_grads *grads = s->grads;
   const moe_call_ inner = {.args = &s->router_args, .dtype = call->dtype, .query = call->query};
   moe_tensors_ part = {0};
-  s->face.router_args = *s->face.layer->router;
-  moe_router_topk_args *chosen = &s->face.router_args;
-  chosen->T = s->face.layer->T, chosen->H = s->face.layer->H, chosen->K = s->face.layer->K;
-  chosen->E = s->face.layer->E + s->face.layer->identity_experts;
-  moe_face_router_bwd_args_(s, chosen, grads->router_logits, grads->router_weight, grads->router_bias, &s->router_args);
+  const moe_router_topk_args chosen = moe_face_router_args_(s->face.layer);
+  moe_face_router_bwd_args_(s, &chosen, grads->router_logits, grads->router_weight, grads->router_bias,
+                            &s->router_args);
   s->routed = call->query || grads->x || grads->router_weight || grads->router_bias || grads->router_logits;
   MOE_TRY(moe_face_status_(ctx, moe_router_bwd_check_(ctx, &s->router, &inner, &part), "router->"));
   for (int i = 0; i < part.count; i++)
     if (strcmp(part.tensor[i].name, "router_logits_grad") == 0) part.tensor[i].role = MOE_OUTPUT_OPTIONAL;
-  moe_face_append_(&s->face, &part, "router->", tensors);
+  moe_face_append_(&part, tensors);
   return MOE_OK;
 }
 
@@ -418,7 +456,7 @@ MOE_FN moe_status moe_face_shared_bwd_check_(moe_context *ctx, moe_face_backward
   args->weight_grad_dtype = s->grads->weight_dtype;
   args->accumulate = s->args.accumulate & ~(uint32_t)MOE_ACCUMULATE_AFFINITIES_GRAD;
   MOE_TRY(moe_face_status_(ctx, moe_backward_check_(ctx, &s->shared, &also, &part), "shared->"));
-  moe_face_append_(&s->face, &part, "shared->", tensors);
+  moe_face_append_(&part, tensors);
   MOE_TRY(moe_face_gate_check_(ctx, &s->face, call, &s->shared.call.plan.pairs, tensors));
   if (!l->shared->gate) return MOE_OK;
   const int64_t size = moe_dtype_bytes_(s->shared.weight_grad_dtype);
@@ -466,6 +504,7 @@ MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const 
   moe_face_list_(&s->face.pairs, l->router != NULL, &s->backward.call, tensors);
   const moe_tensor_ own[] = {{"grads.expert_scale", s->backward.scale_grad, moe_mul_(l->E, 4), 4, MOE_OUTPUT_OPTIONAL}};
   MOE_LIST_(tensors, own);
+  moe_face_shorten_(tensors);
   if (l->router) MOE_TRY(moe_face_router_bwd_check_(ctx, s, call, tensors));
   return l->shared ? moe_face_shared_bwd_check_(ctx, s, call, tensors) : MOE_OK;
 }
@@ -498,7 +537,7 @@ MOE_FN void moe_face_backward_layout_(void *state, moe_arena_ *arena, int64_t wo
 MOE_FN moe_status moe_face_backward_run_(moe_context *ctx, void *state) {
   moe_face_backward_ *s = (moe_face_backward_ *)state;
   const char *x = moe_backward_x_(ctx, &s->backward);
-  moe_face_choose_(ctx, &s->face, 0, x);
+  moe_face_gate_run_(ctx, &s->face, x);
   MOE_TRY(moe_backward_run_x_(ctx, &s->backward, x));
   s->router_args.hidden_states = s->gate_args.hidden_states = x;
   s->router_args.expert_weights_grad = (const float *)s->args.expert_affinities_masked_grad;
