@@ -113,11 +113,12 @@
      The library starts no threads: it uses those that ctx.parallel_for gives it, or OpenMP's if the implementation is
      compiled with -fopenmp, or one. Different threads may make calls at the same time, each with its own context.
      Of the stack a function, and each task given to parallel_for, takes at most 32 KiB. (Where the implementation is
-     compiled without optimisation, 48 KiB with gcc, 96 KiB with clang.)
+     compiled without optimisation, 48 KiB with gcc, 96 KiB with clang, and moe_layer with a shared expert 4 KiB more.)
      A function with a workspace takes it from its arguments, or from ctx.allocate if they have none; the matching
      *_workspace_size function tells its size. With R = N*B rows, or max_rows (of moe_layer T*K, and 4*R bytes more),
      s = 2 bytes in _bf16 functions and 4 in others, and I rounded up to whole 64s, the layer's is at most the sum of
-       forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E also min(R, 16*E)*H*4; 3.6 MiB per thread
+       forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E, of moe_layer where R <= 16*E, also
+                      min(R, 16*E)*H*4; 3.6 MiB per thread
        backward       R*(2*I*s + I/16 + 20) + N*B bytes; of R*I*s a fifth, 64*R*s or 2 MiB per thread, whichever is
                       most, but not more than all of it; with PRE_SCALE R*(2*I*s + H/16); without
                       gate_up_activations_T its size; per thread the most of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB
@@ -126,6 +127,8 @@
        mx             T*H*s for x, with gate_up_in_scale R*H*s, in the backward only without gate_up_activations_T;
                       T*H*s for dY; 2*R*I*s for dg, du
        quantised      T*H*s for each of x and dY
+       shared expert  the same again with R = T and its own I, but per thread; with a gate 20*T + 512*H bytes
+       router         4*H*E bytes, E in whole 64s; in the backward 4*T*(K + E) more
      and a few KiB for each expert, block and chunk of 512 tokens or more.
      Results of at least MOE_NT_MIN_BYTES bytes, 32 MiB unless it is defined where the implementation is, are written by
      non-temporal stores: those of moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_*, and weight

@@ -325,14 +325,14 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
 }
 
 typedef struct moe_backward_stages_ {
-  moe_down_grad_ down_grad;
   moe_combine_ hidden;
   moe_weight_grad_ gate, up, down;
   moe_small_grads_ grads;
 } moe_backward_stages_;
 
 /* What follows the gated unit's gradients; work: of weights and biases, and of affinities. */
-MOE_FN void moe_backward_follow_(moe_backward_ *backward, moe_backward_stages_ *stages, moe_work_ *work) {
+MOE_FN void moe_backward_follow_(moe_backward_ *backward, const moe_down_grad_ *down_grad, moe_backward_stages_ *stages,
+                                 moe_work_ *work) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_small_grads_ *grads = &stages->grads;
@@ -342,7 +342,7 @@ MOE_FN void moe_backward_follow_(moe_backward_ *backward, moe_backward_stages_ *
   backward->none.first = backward->no_rows;
   moe_backward_gate_up_weight_(backward, 0, &stages->gate);
   moe_backward_gate_up_weight_(backward, 1, &stages->up);
-  moe_backward_down_weight_(backward, &stages->down_grad, &stages->down);
+  moe_backward_down_weight_(backward, down_grad, &stages->down);
   moe_backward_small_(backward, grads);
   if (call->plan.pair && grads->affinity_grad && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
     memset(grads->affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
@@ -351,53 +351,63 @@ MOE_FN void moe_backward_follow_(moe_backward_ *backward, moe_backward_stages_ *
   work[2] = moe_weight_grad_work_(&stages->down);
   work[3] = (moe_work_){grads->down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, grads,
                         NULL};
-  work[4] = (moe_work_){grads->affinity_grad || grads->scale_grad ? l->E + (call->plan.pairs.identities > 0) : 0,
-                        moe_affinity_grad_item_, grads, NULL};
+  const int affinities = grads->affinity_grad || grads->scale_grad;
+  work[4] =
+      (moe_work_){affinities ? l->E + (call->plan.pairs.identities > 0) : 0, moe_affinity_grad_item_, grads, NULL};
+}
+
+/* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. then: what
+   the shared expert adds to x's gradient, or NULL. */
+MOE_FN void moe_backward_finish_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad,
+                                 const moe_combine_ *then) {
+  const moe_blockwise_ *call = &backward->call;
+  const int pre = moe_pre_scaled_(&call->layer.config);
+  moe_backward_stages_ stages;
+  moe_work_ work[6];
+  moe_backward_follow_(backward, down_grad, &stages, work + 1);
+  stages.hidden.then = then;
+  work[0] = (moe_work_){stages.hidden.output || (pre && work[5].count) ? moe_combine_items_(call) : 0,
+                        moe_combine_item_, &stages.hidden, moe_combine_reads_};
+  moe_run_(ctx, work, pre ? 5 : 6);
+  if (pre) moe_run_(ctx, work + 5, 1);
+}
+
+/* The same of the shared expert, but for x's part, whose stage is left in `hidden`. */
+MOE_FN void moe_backward_finish_shared_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad,
+                                        moe_combine_ *hidden) {
+  moe_backward_stages_ stages;
+  moe_work_ work[5];
+  moe_backward_follow_(backward, down_grad, &stages, work);
+  moe_run_(ctx, work, 5);
+  *hidden = stages.hidden;
 }
 
 /* Builds the plan, and forms the gated unit's gradients, from x and dY. */
 MOE_FN moe_status moe_backward_begin_(moe_context *ctx, moe_backward_ *backward, const char *x, const char *output_grad,
-                                      moe_backward_stages_ *stages, moe_work_ *work) {
+                                      moe_down_grad_ *down_grad) {
   moe_blockwise_ *call = &backward->call;
   MOE_TRY(moe_plan_build_(ctx, &call->plan, &call->layer, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
   backward->x = x;
   backward->output_grad = output_grad;
-  moe_backward_down_(ctx, backward, &stages->down_grad);
-  moe_backward_follow_(backward, stages, work);
+  moe_backward_down_(ctx, backward, down_grad);
   return MOE_OK;
 }
 
-/* The shared expert's gradients, but for x's part, whose stage is left in `hidden`. */
-MOE_FN moe_status moe_backward_run_shared_(moe_context *ctx, moe_backward_ *backward, const char *x,
-                                           const char *output_grad, moe_combine_ *hidden) {
-  moe_backward_stages_ stages;
-  moe_work_ work[5];
-  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &stages, work));
-  moe_run_(ctx, work, 5);
-  *hidden = stages.hidden;
-  return MOE_OK;
-}
-
-/* x: [T,H], decoded. With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for
-   them. */
+/* x: [T,H], decoded. */
 MOE_FN moe_status moe_backward_run_x_(moe_context *ctx, moe_backward_ *backward, const char *x) {
-  const moe_blockwise_ *call = &backward->call;
   const moe_blockwise_mm_bwd_args *args = backward->args;
-  const int pre = moe_pre_scaled_(&call->layer.config);
-  moe_backward_stages_ stages;
+  moe_down_grad_ down_grad;
   moe_combine_ shared;
-  moe_work_ work[6];
-  const char *output_grad = moe_decode_hidden_(ctx, call, args->quantized_output_hidden_states_grad,
+  const char *output_grad = moe_decode_hidden_(ctx, &backward->call, args->quantized_output_hidden_states_grad,
                                                args->output_hidden_states_grad, backward->decoded_output_grad);
-  if (backward->shared) MOE_TRY(moe_backward_run_shared_(ctx, backward->shared, x, output_grad, &shared));
-  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &stages, work + 1));
-  if (backward->shared) stages.hidden.then = &shared;
-  work[0] = (moe_work_){stages.hidden.output || (pre && work[5].count) ? moe_combine_items_(call) : 0,
-                        moe_combine_item_, &stages.hidden, moe_combine_reads_};
-  moe_run_(ctx, work, pre ? 5 : 6);
-  if (pre) moe_run_(ctx, work + 5, 1);
+  if (backward->shared) {
+    MOE_TRY(moe_backward_begin_(ctx, backward->shared, x, output_grad, &down_grad));
+    moe_backward_finish_shared_(ctx, backward->shared, &down_grad, &shared);
+  }
+  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &down_grad));
+  moe_backward_finish_(ctx, backward, &down_grad, backward->shared ? &shared : NULL);
   return MOE_OK;
 }
 

@@ -2,31 +2,48 @@
 #ifndef MOE_LAYER_MOE_LAYER_H
 #define MOE_LAYER_MOE_LAYER_H
 
-/* What a call has beside the layer: rows of the shared expert, and its gate, which is a router of one expert. */
-typedef struct moe_face_ {
-  const moe_layer *layer;
-  moe_pairs_ pairs;
-  moe_router_ gate;
-  moe_router_topk_args gate_args;
-  int32_t tokens;
-} moe_face_;
+/* The shared expert's gate is a router of one expert. */
+typedef struct moe_face_gate_ {
+  moe_router_ forward;
+  moe_router_topk_args args;
+  int32_t tokens; /* rows of the shared expert */
+} moe_face_gate_;
+
+/* What a call has beside the layer where there is a shared expert: on the stack only then. */
+typedef struct moe_face_shared_forward_ {
+  moe_forward_ forward;
+  moe_blockwise_mm_fwd_args args;
+  moe_face_gate_ gate;
+} moe_face_shared_forward_;
+
+typedef struct moe_face_shared_backward_ {
+  moe_backward_ backward;
+  moe_blockwise_mm_bwd_args args;
+  moe_face_gate_ gate;
+  moe_router_bwd_ gate_backward;
+  moe_router_topk_bwd_args gate_args;
+} moe_face_shared_backward_;
 
 /* The blockwise layer's arguments are made from the caller's. */
 typedef struct moe_face_forward_ {
-  moe_forward_ forward, shared;
-  moe_blockwise_mm_fwd_args args, shared_args;
+  const moe_layer *layer;
+  const moe_pairs_ *pairs;
+  moe_forward_ forward;
+  moe_blockwise_mm_fwd_args args;
   moe_router_ router;
   moe_router_topk_args router_args;
-  moe_face_ face;
+  moe_face_shared_forward_ *shared;
   void *y, *saved;
 } moe_face_forward_;
 
 typedef struct moe_face_backward_ {
-  moe_backward_ backward, shared;
-  moe_blockwise_mm_bwd_args args, shared_args;
-  moe_router_bwd_ router, gate;
-  moe_router_topk_bwd_args router_args, gate_args;
-  moe_face_ face;
+  const moe_layer *layer;
+  const moe_pairs_ *pairs;
+  moe_backward_ backward;
+  moe_blockwise_mm_bwd_args args;
+  moe_router_bwd_ router;
+  moe_router_topk_bwd_args router_args;
+  moe_face_shared_backward_ *shared;
   int routed; /* the router's gradients are wanted */
   const void *saved, *y_grad;
   const moe_layer_grads *grads;
@@ -293,98 +310,101 @@ MOE_FN moe_status moe_face_router_check_(moe_context *ctx, moe_face_forward_ *s,
                                          moe_tensors_ *tensors) {
   const moe_call_ inner = {.args = &s->router_args, .dtype = dtype, .query = 1};
   moe_tensors_ part = {0};
-  s->router_args = moe_face_router_args_(s->face.layer);
+  s->router_args = moe_face_router_args_(s->layer);
   MOE_TRY(moe_face_status_(ctx, moe_router_check_(ctx, &s->router, &inner, &part), "router->"));
   moe_face_append_(&part, tensors);
   return MOE_OK;
 }
 
 /* The shared expert's pairs, and its gate, if it has one. */
-MOE_FN moe_status moe_face_gate_check_(moe_context *ctx, moe_face_ *face, const moe_call_ *call, moe_pairs_ *pairs,
-                                       moe_tensors_ *tensors) {
-  const moe_layer *l = face->layer;
-  moe_router_topk_args *args = &face->gate_args;
-  const moe_call_ inner = {.args = args, .dtype = call->dtype, .query = 1};
-  const int64_t size = moe_dtype_bytes_(call->dtype);
-  const moe_tensor_ gate[] = {{"shared->gate", l->shared->gate, moe_mul_(l->H, size), size, MOE_INPUT_OPTIONAL}};
+MOE_FN moe_status moe_face_gate_check_(moe_context *ctx, moe_face_gate_ *gate, const moe_layer *l, moe_dtype dtype,
+                                       moe_pairs_ *pairs, moe_tensors_ *tensors) {
+  const moe_call_ inner = {.args = &gate->args, .dtype = dtype, .query = 1};
+  const int64_t size = moe_dtype_bytes_(dtype);
+  const moe_tensor_ weight[] = {{"shared->gate", l->shared->gate, moe_mul_(l->H, size), size, MOE_INPUT_OPTIONAL}};
   moe_tensors_ part = {0};
-  face->tokens = (int32_t)l->T;
-  *pairs = (moe_pairs_){.K = 1, .sorted = 1, .m_sizes = &face->tokens};
+  gate->tokens = (int32_t)l->T;
+  *pairs = (moe_pairs_){.K = 1, .sorted = 1, .m_sizes = &gate->tokens};
   if (!l->shared->gate) return MOE_OK;
-  *args = (moe_router_topk_args){.T = l->T,
-                                 .H = l->H,
-                                 .E = 1,
-                                 .K = 1,
-                                 .router_weight = l->shared->gate,
-                                 .config = {.score_function = MOE_SCORE_SIGMOID}};
-  MOE_LIST_(tensors, gate);
-  return moe_router_check_(ctx, &face->gate, &inner, &part);
+  gate->args = (moe_router_topk_args){.T = l->T,
+                                      .H = l->H,
+                                      .E = 1,
+                                      .K = 1,
+                                      .router_weight = l->shared->gate,
+                                      .config = {.score_function = MOE_SCORE_SIGMOID}};
+  MOE_LIST_(tensors, weight);
+  return moe_router_check_(ctx, &gate->forward, &inner, &part);
 }
 
-MOE_FN void moe_face_gate_layout_(moe_face_ *face, moe_pairs_ *pairs, moe_arena_ *arena, int64_t workers) {
-  moe_router_topk_args *args = &face->gate_args;
+MOE_FN void moe_face_gate_layout_(moe_face_gate_ *gate, moe_pairs_ *pairs, moe_arena_ *arena, int64_t workers) {
+  moe_router_topk_args *args = &gate->args;
   const int64_t bytes = moe_mul_(args->T, 4);
   if (!args->router_weight) return;
   args->router_logits = (float *)moe_take_(arena, bytes);
   args->expert_index = (int32_t *)moe_take_(arena, bytes);
   pairs->topk_weights = args->expert_weights = (float *)moe_take_(arena, bytes);
-  moe_router_layout_(&face->gate, arena, workers);
+  moe_router_layout_(&gate->forward, arena, workers);
 }
 
 /* Runs it, of x [T,H]. */
-MOE_FN void moe_face_gate_run_(moe_context *ctx, moe_face_ *face, const char *x) {
-  face->gate_args.hidden_states = x;
-  if (face->gate_args.router_weight) moe_router_run_(ctx, &face->gate);
+MOE_FN void moe_face_gate_run_(moe_context *ctx, moe_face_gate_ *gate, const char *x) {
+  gate->args.hidden_states = x;
+  if (gate->args.router_weight) moe_router_run_(ctx, &gate->forward);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
 
+MOE_FN moe_status moe_face_shared_check_(moe_context *ctx, moe_face_forward_ *s, moe_dtype dtype,
+                                         moe_tensors_ *tensors) {
+  moe_face_shared_forward_ *shared = s->shared;
+  const moe_call_ inner = {.args = &shared->args, .dtype = dtype};
+  moe_tensors_ part = {0};
+  s->forward.shared = &shared->forward;
+  moe_face_shared_layer_(s->layer, &shared->args.layer);
+  shared->args.gate_up_activations_T = moe_face_saved_at_(s->layer, dtype, s->saved, MOE_SAVED_SHARED_);
+  MOE_TRY(moe_face_status_(ctx, moe_forward_check_(ctx, &shared->forward, &inner, &part), "shared->"));
+  moe_face_append_(&part, tensors);
+  return moe_face_gate_check_(ctx, &shared->gate, s->layer, dtype, &shared->forward.call.plan.pairs, tensors);
+}
+
 MOE_FN moe_status moe_face_forward_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_face_forward_ *s = (moe_face_forward_ *)state;
-  const moe_layer *l = s->face.layer = (const moe_layer *)call->args;
-  moe_blockwise_mm_fwd_args *args = &s->args, *shared = &s->shared_args;
-  const moe_call_ inner = {.args = args, .dtype = call->dtype}, also = {.args = shared, .dtype = call->dtype};
+  const moe_layer *l = s->layer = (const moe_layer *)call->args;
+  moe_blockwise_mm_fwd_args *args = &s->args;
+  const moe_call_ inner = {.args = args, .dtype = call->dtype};
   MOE_TRY(moe_face_layer_(ctx, l, &args->layer));
   args->accumulate = l->accumulate;
   args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_EXPERTS_);
   args->down_activations = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_RESULTS_);
   args->output = s->y;
   MOE_TRY(moe_forward_check_(ctx, &s->forward, &inner, tensors));
-  moe_face_list_(&s->face.pairs, l->router ? 2 : 0, &s->forward.call, tensors);
+  moe_face_list_(s->pairs, l->router ? 2 : 0, &s->forward.call, tensors);
   moe_face_shorten_(tensors);
   if (l->router) MOE_TRY(moe_face_router_check_(ctx, s, call->dtype, tensors));
-  if (!l->shared) return MOE_OK;
-  moe_tensors_ part = {0};
-  s->forward.shared = &s->shared;
-  moe_face_shared_layer_(l, &shared->layer);
-  shared->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_SHARED_);
-  MOE_TRY(moe_face_status_(ctx, moe_forward_check_(ctx, &s->shared, &also, &part), "shared->"));
-  moe_face_append_(&part, tensors);
-  return moe_face_gate_check_(ctx, &s->face, call, &s->shared.call.plan.pairs, tensors);
+  return l->shared ? moe_face_shared_check_(ctx, s, call->dtype, tensors) : MOE_OK;
 }
 
 MOE_FN moe_status moe_face_forward_check_contents_(moe_context *ctx, const void *state) {
   const moe_face_forward_ *s = (const moe_face_forward_ *)state;
-  const moe_layer *l = s->face.layer;
   MOE_TRY(moe_forward_check_contents_(ctx, &s->forward));
-  if (l->router) MOE_TRY(moe_face_status_(ctx, moe_router_check_contents_(ctx, &s->router), "router->"));
-  return l->shared ? moe_face_status_(ctx, moe_forward_check_contents_(ctx, &s->shared), "shared->") : MOE_OK;
+  if (s->layer->router) MOE_TRY(moe_face_status_(ctx, moe_router_check_contents_(ctx, &s->router), "router->"));
+  return s->shared ? moe_face_status_(ctx, moe_forward_check_contents_(ctx, &s->shared->forward), "shared->") : MOE_OK;
 }
 
 MOE_FN void moe_face_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_face_forward_ *s = (moe_face_forward_ *)state;
   moe_forward_layout_(&s->forward, arena, workers);
-  if (s->face.layer->router) moe_router_layout_(&s->router, arena, workers);
-  moe_face_gate_layout_(&s->face, &s->shared.call.plan.pairs, arena, workers);
+  if (s->layer->router) moe_router_layout_(&s->router, arena, workers);
+  if (s->shared) moe_face_gate_layout_(&s->shared->gate, &s->shared->forward.call.plan.pairs, arena, workers);
 }
 
 MOE_FN moe_status moe_face_forward_run_(moe_context *ctx, void *state) {
   moe_face_forward_ *s = (moe_face_forward_ *)state;
   const char *x = moe_forward_x_(ctx, &s->forward);
   s->router_args.hidden_states = x;
-  if (s->face.layer->router) moe_router_run_(ctx, &s->router);
-  moe_face_gate_run_(ctx, &s->face, x);
-  s->forward.call.plan.pairs.topk_index = s->face.pairs.topk_index;
+  if (s->layer->router) moe_router_run_(ctx, &s->router);
+  if (s->shared) moe_face_gate_run_(ctx, &s->shared->gate, x);
+  s->forward.call.plan.pairs.topk_index = s->pairs->topk_index;
   return moe_forward_run_x_(ctx, &s->forward, x);
 }
 
@@ -423,7 +443,7 @@ MOE_FN moe_status moe_face_router_bwd_check_(moe_context *ctx, moe_face_backward
   const moe_layer_grads *grads = s->grads;
   const moe_call_ inner = {.args = &s->router_args, .dtype = call->dtype, .query = call->query};
   moe_tensors_ part = {0};
-  const moe_router_topk_args chosen = moe_face_router_args_(s->face.layer);
+  const moe_router_topk_args chosen = moe_face_router_args_(s->layer);
   moe_face_router_bwd_args_(s, &chosen, grads->router_logits, grads->router_weight, grads->router_bias,
                             &s->router_args);
   s->routed = call->query || grads->x || grads->router_weight || grads->router_bias || grads->router_logits;
@@ -434,19 +454,12 @@ MOE_FN moe_status moe_face_router_bwd_check_(moe_context *ctx, moe_face_backward
   return MOE_OK;
 }
 
-/* The shared expert, its gate, and the gate's backward. */
-MOE_FN moe_status moe_face_shared_bwd_check_(moe_context *ctx, moe_face_backward_ *s, const moe_call_ *call,
-                                             moe_tensors_ *tensors) {
+MOE_FN void moe_face_shared_bwd_args_(moe_face_backward_ *s, moe_dtype dtype) {
   static const moe_shared_expert_grads none = {0};
-  const moe_layer *l = s->face.layer;
   const moe_shared_expert_grads *grads = s->grads->shared ? s->grads->shared : &none;
-  moe_blockwise_mm_bwd_args *args = &s->shared_args;
-  const moe_call_ also = {.args = args, .dtype = call->dtype},
-                  gate = {.args = &s->gate_args, .dtype = call->dtype, .query = call->query};
-  moe_tensors_ part = {0}, gate_part = {0};
-  s->backward.shared = &s->shared;
-  moe_face_shared_layer_(l, &args->layer);
-  args->gate_up_activations_T = moe_face_saved_at_(l, call->dtype, s->saved, MOE_SAVED_SHARED_);
+  moe_blockwise_mm_bwd_args *args = &s->shared->args;
+  moe_face_shared_layer_(s->layer, &args->layer);
+  args->gate_up_activations_T = moe_face_saved_at_(s->layer, dtype, s->saved, MOE_SAVED_SHARED_);
   args->affinity_option = MOE_AFFINITY_OPTION_ON_I;
   args->gate_up_proj_weight_grad = grads->gate_up;
   args->down_proj_weight_grad = grads->down;
@@ -455,20 +468,34 @@ MOE_FN moe_status moe_face_shared_bwd_check_(moe_context *ctx, moe_face_backward
   args->down_proj_bias_grad = grads->down_bias;
   args->weight_grad_dtype = s->grads->weight_dtype;
   args->accumulate = s->args.accumulate & ~(uint32_t)MOE_ACCUMULATE_AFFINITIES_GRAD;
-  MOE_TRY(moe_face_status_(ctx, moe_backward_check_(ctx, &s->shared, &also, &part), "shared->"));
+}
+
+/* The shared expert, its gate, and the gate's backward. */
+MOE_FN moe_status moe_face_shared_bwd_check_(moe_context *ctx, moe_face_backward_ *s, const moe_call_ *call,
+                                             moe_tensors_ *tensors) {
+  moe_face_shared_backward_ *shared = s->shared;
+  const moe_call_ inner = {.args = &shared->args, .dtype = call->dtype},
+                  gate = {.args = &shared->gate_args, .dtype = call->dtype, .query = call->query};
+  moe_tensors_ part = {0};
+  s->backward.shared = &shared->backward;
+  moe_face_shared_bwd_args_(s, call->dtype);
+  MOE_TRY(moe_face_status_(ctx, moe_backward_check_(ctx, &shared->backward, &inner, &part), "shared->"));
   moe_face_append_(&part, tensors);
-  MOE_TRY(moe_face_gate_check_(ctx, &s->face, call, &s->shared.call.plan.pairs, tensors));
-  if (!l->shared->gate) return MOE_OK;
-  const int64_t size = moe_dtype_bytes_(s->shared.weight_grad_dtype);
-  const moe_tensor_ own[] = {{"grads.shared->gate", grads->gate, moe_mul_(l->H, size), size, MOE_OUTPUT_OPTIONAL}};
+  moe_pairs_ *pairs = &shared->backward.call.plan.pairs;
+  MOE_TRY(moe_face_gate_check_(ctx, &shared->gate, s->layer, call->dtype, pairs, tensors));
+  if (!s->layer->shared->gate) return MOE_OK;
+  void *grad = s->grads->shared ? s->grads->shared->gate : NULL;
+  const int64_t size = moe_dtype_bytes_(shared->backward.weight_grad_dtype);
+  const moe_tensor_ own[] = {{"grads.shared->gate", grad, moe_mul_(s->layer->H, size), size, MOE_OUTPUT_OPTIONAL}};
   MOE_LIST_(tensors, own);
-  moe_face_router_bwd_args_(s, &s->face.gate_args, NULL, grads->gate, NULL, &s->gate_args);
-  return moe_router_bwd_check_(ctx, &s->gate, &gate, &gate_part);
+  moe_face_router_bwd_args_(s, &shared->gate.args, NULL, grad, NULL, &shared->gate_args);
+  part.count = 0;
+  return moe_router_bwd_check_(ctx, &shared->gate_backward, &gate, &part);
 }
 
 MOE_FN void moe_face_backward_args_(moe_face_backward_ *s, moe_dtype dtype) {
   const moe_layer_grads *grads = s->grads;
-  const moe_layer *l = s->face.layer;
+  const moe_layer *l = s->layer;
   moe_blockwise_mm_bwd_args *args = &s->args;
   args->gate_up_activations_T = moe_face_saved_at_(l, dtype, s->saved, MOE_SAVED_EXPERTS_);
   args->down_activations = moe_face_saved_at_(l, dtype, s->saved, MOE_SAVED_RESULTS_);
@@ -489,7 +516,7 @@ MOE_FN void moe_face_backward_args_(moe_face_backward_ *s, moe_dtype dtype) {
 MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const moe_call_ *call,
                                            moe_tensors_ *tensors) {
   moe_face_backward_ *s = (moe_face_backward_ *)state;
-  const moe_layer *l = s->face.layer = (const moe_layer *)call->args;
+  const moe_layer *l = s->layer = (const moe_layer *)call->args;
   const moe_call_ inner = {.args = &s->args, .dtype = call->dtype};
   if (!s->grads) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "grads", "is NULL");
   if (l->keep_results && !s->saved && !call->query)
@@ -501,7 +528,7 @@ MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const 
   for (int i = 0; i < tensors->count; i++)
     if (strcmp(tensors->tensor[i].name, "expert_affinities_masked_grad") == 0)
       tensors->tensor[i].bytes = moe_mul3_(l->T, l->K, 4);
-  moe_face_list_(&s->face.pairs, l->router != NULL, &s->backward.call, tensors);
+  moe_face_list_(s->pairs, l->router != NULL, &s->backward.call, tensors);
   const moe_tensor_ own[] = {{"grads.expert_scale", s->backward.scale_grad, moe_mul_(l->E, 4), 4, MOE_OUTPUT_OPTIONAL}};
   MOE_LIST_(tensors, own);
   moe_face_shorten_(tensors);
@@ -512,40 +539,46 @@ MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const 
 MOE_FN moe_status moe_face_backward_check_contents_(moe_context *ctx, const void *state) {
   const moe_face_backward_ *s = (const moe_face_backward_ *)state;
   MOE_TRY(moe_backward_check_contents_(ctx, &s->backward));
-  return s->backward.shared ? moe_face_status_(ctx, moe_backward_check_contents_(ctx, &s->shared), "shared->") : MOE_OK;
+  return s->shared ? moe_face_status_(ctx, moe_backward_check_contents_(ctx, &s->shared->backward), "shared->")
+                   : MOE_OK;
 }
 
 /* The gradients that go from one to another are in the workspace, where the caller has no use for them. */
 MOE_FN void moe_face_backward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_face_backward_ *s = (moe_face_backward_ *)state;
-  const moe_layer *l = s->face.layer;
-  const int64_t tokens = moe_mul_(l->T, 4);
+  moe_face_shared_backward_ *shared = s->shared;
+  const int64_t tokens = moe_mul_(s->layer->T, 4);
   moe_backward_layout_(&s->backward, arena, workers);
   if (s->routed) {
-    if (!s->grads->topk_weights) s->args.expert_affinities_masked_grad = moe_take_(arena, moe_mul_(l->K, tokens));
+    if (!s->grads->topk_weights)
+      s->args.expert_affinities_masked_grad = moe_take_(arena, moe_mul_(s->layer->K, tokens));
     if (!s->grads->router_logits)
       s->router_args.router_logits_grad = (float *)moe_take_(arena, moe_mul_(s->router_args.E, tokens));
     moe_router_bwd_layout_(&s->router, arena, workers);
   }
-  moe_face_gate_layout_(&s->face, &s->shared.call.plan.pairs, arena, workers);
-  if (!s->gate_args.router_weight) return;
-  s->shared_args.expert_affinities_masked_grad = moe_take_(arena, tokens);
-  s->gate_args.router_logits_grad = (float *)moe_take_(arena, tokens);
-  moe_router_bwd_layout_(&s->gate, arena, workers);
+  if (!shared) return;
+  moe_face_gate_layout_(&shared->gate, &shared->backward.call.plan.pairs, arena, workers);
+  if (!shared->gate_args.router_weight) return;
+  shared->args.expert_affinities_masked_grad = moe_take_(arena, tokens);
+  shared->gate_args.router_logits_grad = (float *)moe_take_(arena, tokens);
+  moe_router_bwd_layout_(&shared->gate_backward, arena, workers);
 }
 
 MOE_FN moe_status moe_face_backward_run_(moe_context *ctx, void *state) {
   moe_face_backward_ *s = (moe_face_backward_ *)state;
+  moe_face_shared_backward_ *shared = s->shared;
   const char *x = moe_backward_x_(ctx, &s->backward);
-  moe_face_gate_run_(ctx, &s->face, x);
+  if (shared) moe_face_gate_run_(ctx, &shared->gate, x);
   MOE_TRY(moe_backward_run_x_(ctx, &s->backward, x));
-  s->router_args.hidden_states = s->gate_args.hidden_states = x;
+  s->router_args.hidden_states = x;
   s->router_args.expert_weights_grad = (const float *)s->args.expert_affinities_masked_grad;
-  s->gate_args.router_logits = s->face.gate_args.router_logits;
-  s->gate_args.expert_index = s->face.gate_args.expert_index;
-  s->gate_args.expert_weights_grad = (const float *)s->shared_args.expert_affinities_masked_grad;
   if (s->routed) MOE_TRY(moe_router_bwd_run_(ctx, &s->router));
-  return s->gate_args.router_weight ? moe_router_bwd_run_(ctx, &s->gate) : MOE_OK;
+  if (!shared || !shared->gate_args.router_weight) return MOE_OK;
+  shared->gate_args.hidden_states = x;
+  shared->gate_args.router_logits = shared->gate.args.router_logits;
+  shared->gate_args.expert_index = shared->gate.args.expert_index;
+  shared->gate_args.expert_weights_grad = (const float *)shared->args.expert_affinities_masked_grad;
+  return moe_router_bwd_run_(ctx, &shared->gate_backward);
 }
 
 /* ------------------------------------------------------------------------------------------------------- operations */
@@ -575,20 +608,36 @@ MOE_FN moe_pairs_ moe_face_pairs_(const moe_layer *l) {
   return pairs;
 }
 
+MOE_FN moe_status moe_face_forward_shared_(moe_context *ctx, moe_face_forward_ *state, const moe_call_ *call) {
+  moe_face_shared_forward_ shared = {0};
+  state->shared = &shared;
+  return moe_op_run_(&moe_face_forward_op_, state, ctx, call);
+}
+
 /* `query`: asks for the bytes of the workspace. */
 MOE_FN moe_status moe_face_run_forward_(moe_context *ctx, const moe_layer *l, const moe_pairs_ *pairs, void *y,
                                         void *saved, moe_dtype dtype, int query, size_t *bytes) {
-  moe_face_forward_ state = {.face = {.pairs = *pairs}, .y = y, .saved = saved};
+  moe_face_forward_ state = {.pairs = pairs, .y = y, .saved = saved};
   const moe_call_ call = moe_face_call_(l, dtype, query, bytes);
-  return moe_face_status_(ctx, moe_op_run_(&moe_face_forward_op_, &state, ctx, &call), "");
+  const moe_status status = l && l->shared ? moe_face_forward_shared_(ctx, &state, &call)
+                                           : moe_op_run_(&moe_face_forward_op_, &state, ctx, &call);
+  return moe_face_status_(ctx, status, "");
+}
+
+MOE_FN moe_status moe_face_backward_shared_(moe_context *ctx, moe_face_backward_ *state, const moe_call_ *call) {
+  moe_face_shared_backward_ shared = {0};
+  state->shared = &shared;
+  return moe_op_run_(&moe_face_backward_op_, state, ctx, call);
 }
 
 MOE_FN moe_status moe_face_run_backward_(moe_context *ctx, const moe_layer *l, const moe_pairs_ *pairs,
                                          const void *saved, const void *y_grad, const moe_layer_grads *grads,
                                          moe_dtype dtype, int query, size_t *bytes) {
-  moe_face_backward_ state = {.face = {.pairs = *pairs}, .saved = saved, .y_grad = y_grad, .grads = grads};
+  moe_face_backward_ state = {.pairs = pairs, .saved = saved, .y_grad = y_grad, .grads = grads};
   const moe_call_ call = moe_face_call_(l, dtype, query, bytes);
-  return moe_face_status_(ctx, moe_op_run_(&moe_face_backward_op_, &state, ctx, &call), "");
+  const moe_status status = l && l->shared ? moe_face_backward_shared_(ctx, &state, &call)
+                                           : moe_op_run_(&moe_face_backward_op_, &state, ctx, &call);
+  return moe_face_status_(ctx, status, "");
 }
 
 MOE_FN moe_status moe_face_saved_bytes_(moe_context *ctx, const moe_layer *l, moe_dtype dtype, size_t *bytes) {
