@@ -451,7 +451,74 @@ static void as_composed(void **state) {
   test_use_best_isa();
 }
 
+/* ----------------------------------------------------------------------------------------------------------- refused */
+
+static void refused(void **state) {
+  (void)state;
+  enum { T = 3, H = 4, I = 2, E = 2, K = 1 };
+  static float x[T * H], y[T * H], gate_up[E * H * 2 * I], down[E * I * H], w[H * E], logits[T * E], weights[T * K];
+  static float saved[1000];
+  static int32_t index[T * K];
+  moe_context ctx = {.allocate = parts_take, .release = parts_give};
+  moe_shared_expert shared = {.I = I, .gate_up = gate_up, .down = down, .gate = w};
+  moe_router_topk_args router = {
+      .router_weight = w, .router_logits = logits, .expert_index = index, .expert_weights = weights};
+  const moe_shared_expert usual_shared = shared;
+  const moe_router_topk_args usual_router = router;
+  const moe_layer usual = {.T = T,
+                           .H = H,
+                           .I = I,
+                           .E = E,
+                           .K = K,
+                           .x = x,
+                           .router = &router,
+                           .shared = &shared,
+                           .gate_up = gate_up,
+                           .down = down};
+  const moe_shared_expert_grads also = {.gate = w};
+  moe_layer_grads grads = {.x = y};
+  moe_layer l = usual;
+  size_t bytes;
+#define EXPECT(status, begins, call, ...)                  \
+  l = usual, shared = usual_shared, router = usual_router; \
+  __VA_ARGS__;                                             \
+  assert_int_equal(call, MOE_##status);                    \
+  if (strncmp(ctx.message, begins, strlen(begins)) != 0) fail_msg("%s", ctx.message)
+#define FORWARD  moe_layer_forward_f32(&ctx, &l, y, NULL)
+#define BACKWARD moe_layer_backward_f32(&ctx, &l, NULL, x, &grads)
+  EXPECT(OK, "", FORWARD, (void)0);
+  EXPECT(ERROR_INVALID_SHAPE, "shared->I ", FORWARD, shared.I = 0);
+  EXPECT(ERROR_INVALID_SHAPE, "shared->I ", moe_layer_saved_bytes_f32(&ctx, &l, &bytes), shared.I = -1);
+  EXPECT(ERROR_NULL_ARGUMENT, "shared->gate_up ", FORWARD, shared.gate_up = NULL);
+  EXPECT(ERROR_NULL_ARGUMENT, "shared->down ", FORWARD, shared.down = NULL);
+  EXPECT(ERROR_NULL_ARGUMENT, "shared->up ", BACKWARD, shared.orders.up_apart = 1);
+  EXPECT(ERROR_INVALID_OPTION, "shared->orders.per_expert ", FORWARD, shared.orders.per_expert = 1);
+  EXPECT(ERROR_INVALID_OPTION, "shared->orders.down ", FORWARD, shared.orders.down = MOE_ORDER_INTERLEAVED);
+  EXPECT(ERROR_MISALIGNED, "shared->gate ", FORWARD, shared.gate = (char *)w + 1);
+  EXPECT(ERROR_NULL_ARGUMENT, "router->router_weight ", FORWARD, router.router_weight = NULL);
+  EXPECT(ERROR_NULL_ARGUMENT, "router->router_logits ", FORWARD, router.router_logits = NULL);
+  EXPECT(ERROR_NULL_ARGUMENT, "router->expert_index ", FORWARD, router.expert_index = NULL);
+  EXPECT(ERROR_INVALID_SHAPE, "router->K ", FORWARD, l.K = 3);
+  EXPECT(ERROR_INVALID_OPTION, "router->config.", FORWARD, router.config.renormalize_epsilon = -1);
+  EXPECT(ERROR_OVERLAP, "router->router_logits ", FORWARD, router.router_logits = x);
+  EXPECT(ERROR_INVALID_OPTION, "config.affinity_mode ", FORWARD, l.expert_scale = w,
+         l.config.affinity_mode = MOE_AFFINITY_PRE_SCALE);
+  EXPECT(ERROR_INVALID_OPTION, "recompute ", FORWARD, l.recompute = 4);
+  EXPECT(ERROR_INVALID_OPTION, "keep_results ", FORWARD, l.keep_results = 2);
+  EXPECT(ERROR_NULL_ARGUMENT, "saved ", BACKWARD, l.keep_results = 1);
+  EXPECT(ERROR_OVERLAP, "grads.shared->gate ", BACKWARD, grads.shared = &also);
+  grads.shared = NULL, grads.router_weight = gate_up;
+  EXPECT(ERROR_OVERLAP, "grads.router_weight ", BACKWARD, (void)0);
+  index[1] = E, grads.router_weight = NULL;
+  EXPECT(ERROR_INVALID_INDEX, "router->expert_index ", BACKWARD, (void)0);
+  router.indices_given = 1;
+  const moe_router_topk_args given = router;
+  EXPECT(ERROR_INVALID_INDEX, "router->expert_index ", FORWARD, router = given);
+  EXPECT(ERROR_OVERLAP, "saved ", moe_layer_forward_f32(&ctx, &l, y, x), (void)0);
+  EXPECT(OK, "", moe_layer_forward_f32(&ctx, &l, y, saved), (void)0);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {EACH_DTYPE(as_composed)};
+  const struct CMUnitTest tests[] = {EACH_DTYPE(as_composed), cmocka_unit_test(refused)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

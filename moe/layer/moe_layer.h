@@ -538,6 +538,7 @@ MOE_FN moe_status moe_face_backward_check_(moe_context *ctx, void *state, const 
 
 MOE_FN moe_status moe_face_backward_check_contents_(moe_context *ctx, const void *state) {
   const moe_face_backward_ *s = (const moe_face_backward_ *)state;
+  if (s->layer->router) MOE_TRY(moe_face_status_(ctx, moe_router_bwd_check_contents_(ctx, &s->router), "router->"));
   MOE_TRY(moe_backward_check_contents_(ctx, &s->backward));
   return s->shared ? moe_face_status_(ctx, moe_backward_check_contents_(ctx, &s->shared->backward), "shared->")
                    : MOE_OK;
