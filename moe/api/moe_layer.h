@@ -24,8 +24,8 @@ typedef struct moe_shared_expert {
   const void *gate;           /* [H] (optional) */
 } moe_shared_expert;
 
-/* Outputs, each as the weight of its name; any may be NULL. Their type and whether they are accumulated is as the
-   layer's own of the same name; the gate's as the router's weight's. */
+/* Outputs, each as the weight of its name, the gate's only where there is one; any may be NULL. Their type and whether
+   they are accumulated is as the layer's own of the same name; the gate's as the router's weight's. */
 typedef struct moe_shared_expert_grads {
   void *gate_up, *down, *up, *gate_up_bias, *down_bias, *gate;
 } moe_shared_expert_grads;
@@ -83,7 +83,7 @@ typedef struct moe_layer {
 typedef struct moe_layer_grads {
   void *x;                    /* [T,H] output */
   float *topk_weights;        /* [T,K] output; 0 for pairs without an expert, and with NO_SCALE */
-  float *expert_scale;        /* [E] output */
+  float *expert_scale;        /* [E] output; as the weights' gradients, only where there is one */
   float *router_logits;       /* [T,E + identity_experts] output, with a router, as are the next two. See
                                  moe_router_topk_bwd_args: what auxiliary losses put there goes on if accumulated */
   void *router_weight;        /* [H,E + identity_experts] output, weight_dtype */
