@@ -22,32 +22,26 @@
      #include <stdio.h>
      #include <stdlib.h>
 
-     // Tokens, hidden size, intermediate size, experts, experts per token, rows of a block, blocks.
-     enum { T = 4, H = 64, I = 96, E = 8, K = 2, B = 16, N = 8 };
+     // Tokens, hidden size, intermediate size, experts, experts per token.
+     enum { T = 4, H = 64, I = 96, E = 8, K = 2 };
      static float x[T][H], scorer[H][E], gate_up[E][H][2][I], down[E][I][H], y[T][H];  // input, weights, output
-     static float logits[T][E], weights[T][K], affinities[T + 1][E], saved[N][2][I][B];
-     static int32_t chosen[T][K], ids[N][B], experts[N];
+     static float logits[T][E], weights[T][K];
+     static int32_t chosen[T][K];
 
      static void *take(void *user, size_t bytes) { return (void)user, malloc(bytes); }
      static void give(void *user, void *memory, size_t bytes) { (void)user, (void)bytes, free(memory); }
 
      int main(void) {
        moe_context ctx = {.allocate = take, .release = give};
-       moe_router_topk_args router = {.T = T, .H = H, .E = E, .K = K, .hidden_states = x, .router_weight = scorer,
-           .router_logits = logits[0], .expert_index = chosen[0], .expert_weights = weights[0]};
-       moe_route_blocks_args route = {.T = T, .E = E, .K = K, .B = B, .N = N, .expert_index = chosen[0],
-           .expert_weights = weights[0], .expert_affinities_masked = affinities, .token_position_to_id = ids[0],
-           .block_to_expert = experts};
-       moe_blockwise_mm_fwd_args forward = {.layer = {.T = T, .H = H, .I = I, .E = E, .N = N, .B = B, .max_rows = T * K,
-           .hidden_states = x, .expert_affinities_masked = affinities, .gate_up_proj_weight = gate_up,
-           .down_proj_weight = down, .token_position_to_id = ids[0], .block_to_expert = experts},
-           .gate_up_activations_T = saved, .output = y};
-       int failed = N < moe_route_blocks_count(T, E, K, B) || moe_router_topk_f32(&ctx, &router) ||
-                    moe_route_blocks(&ctx, &route) || moe_blockwise_mm_fwd_f32(&ctx, &forward);
+       moe_router_topk_args router = {.router_weight = scorer, .router_logits = logits[0], .expert_index = chosen[0],
+           .expert_weights = weights[0]};
+       moe_layer layer = {.T = T, .H = H, .I = I, .E = E, .K = K, .x = x, .router = &router, .gate_up = gate_up,
+           .down = down};
+       int failed = moe_layer_forward_f32(&ctx, &layer, y, NULL);
        puts(failed ? ctx.message : "y is the layer of x");
        return failed;
      }
-     The backward, moe_blockwise_mm_bwd_f32, takes the same .layer and .gate_up_activations_T, and the gradient of y.
+     The backward, moe_layer_backward_f32, takes the same layer, the gradient of y, and where gradients go.
 
    WHERE TO LOOK
      moe/api/types.h      status codes, element types, MOE_API
@@ -55,7 +49,7 @@
      moe/api/router.h     the router, its backward, auxiliary losses, sorting tokens into blocks
      moe/api/routing.h    a routing from each of its forms to the others; experts on several ranks
      moe/api/layer.h      activations, limits, affinities, rounded operands
-     moe/api/moe_layer.h  the layer of a router's top-k, forward and backward
+     moe/api/moe_layer.h  the layer of a router, or of its top-k, forward and backward; shared experts
      moe/api/blockwise.h  the layer over blocks of rows, likewise
      moe/api/grouped.h    grouped GEMM and its gradients
      moe/api/grouped_mlp.h  two grouped products with the gated unit between them, and their gradients
@@ -122,11 +116,12 @@
      The library starts no threads: it uses those that ctx.parallel_for gives it, or OpenMP's if the implementation is
      compiled with -fopenmp, or one. Different threads may make calls at the same time, each with its own context.
      Of the stack a function, and each task given to parallel_for, takes at most 32 KiB. (Where the implementation is
-     compiled without optimisation, 48 KiB with gcc, 96 KiB with clang.)
+     compiled without optimisation, 48 KiB with gcc, 96 KiB with clang, and moe_layer with a shared expert 4 KiB more.)
      A function with a workspace takes it from its arguments, or from ctx.allocate if they have none; the matching
      *_workspace_size function tells its size. With R = N*B rows, or max_rows (of moe_layer T*K, and 4*R bytes more),
      s = 2 bytes in _bf16 functions and 4 in others, and I rounded up to whole 64s, the layer's is at most the sum of
-       forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E also min(R, 16*E)*H*4; 3.6 MiB per thread
+       forward        R*(I*s + 20) + N*B bytes; where N*B <= 256*E, of moe_layer where R <= 16*E, also
+                      min(R, 16*E)*H*4; 3.6 MiB per thread
        backward       R*(2*I*s + I/16 + 20) + N*B bytes; of R*I*s a fifth, 64*R*s or 2 MiB per thread, whichever is
                       most, but not more than all of it; with PRE_SCALE R*(2*I*s + H/16); without
                       gate_up_activations_T its size; per thread the most of 3.6 MiB, 256*R + 0.5 MiB and 4*T + 0.5 MiB
@@ -135,6 +130,8 @@
        mx             T*H*s for x, with gate_up_in_scale R*H*s, in the backward only without gate_up_activations_T;
                       T*H*s for dY; 2*R*I*s for dg, du
        quantised      T*H*s for each of x and dY
+       shared expert  the same again with R = T and its own I, but per thread; with a gate 20*T + 512*H bytes
+       router         4*H*E bytes, E in whole 64s; in the backward 4*T*(K + E) more
      and a few KiB for each expert, block and chunk of 512 tokens or more.
      Results of at least MOE_NT_MIN_BYTES bytes, 32 MiB unless it is defined where the implementation is, are written by
      non-temporal stores: those of moe_*_from_f32, moe_*_to_f32, moe_quantize_* and moe_dequantize_*, and weight

@@ -15,7 +15,8 @@ enum {
   BENCH_ROUTER = 16,
   BENCH_ARRAYS = 32,
   BENCH_GROUPED = 64, /* BENCH_GEMM from weights as they are stored, and back */
-  BENCH_MLP = 128     /* with EXPERTS and GRADIENTS: expert 0 as a dense MLP of bf16 */
+  BENCH_MLP = 128,    /* with EXPERTS and GRADIENTS: expert 0 as a dense MLP of bf16 */
+  BENCH_TOPK = 256    /* with EXPERTS: the layer from top-k ids */
 };
 
 /* Weights in the layout of the kernels. */
@@ -153,6 +154,33 @@ static moe_blockwise_mm_bwd_args bench_bwd_arguments(const bench_layer *layer) {
                                           .workspace = layer->workspace,
                                           .workspace_bytes = layer->workspace_bytes};
   return args;
+}
+
+/* From top-k ids. The checkpoint has room for what is saved. */
+static moe_layer bench_topk_arguments(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const int quantized = layer->quantized_wgu.codes != NULL;
+  const moe_layer args = {.T = s.T,
+                          .H = s.H,
+                          .I = s.I,
+                          .E = s.E,
+                          .K = s.K,
+                          .x = layer->x,
+                          .topk_index = layer->index,
+                          .topk_weights = layer->weights,
+                          .gate_up = layer->wgu,
+                          .down = layer->wd,
+                          .quantized_gate_up = quantized ? &layer->quantized_wgu : NULL,
+                          .quantized_down = quantized ? &layer->quantized_wd : NULL,
+                          .workspace = layer->workspace,
+                          .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+static moe_layer_grads bench_topk_gradients(const bench_layer *layer) {
+  const moe_layer_grads grads = {
+      .x = layer->dx, .topk_weights = layer->daffinities, .gate_up = layer->dwgu, .down = layer->dwd};
+  return grads;
 }
 
 static moe_grouped_gemm_args bench_grouped_arguments(const bench_layer *layer) {

@@ -44,6 +44,12 @@ static void bench_alloc_workspace(moe_context *ctx, bench_layer *layer) {
   bench_expect(ctx, layer->dtype->fwd_workspace(ctx, &fwd, &layer->workspace_bytes));
   if (layer->parts & BENCH_GRADIENTS) bench_expect(ctx, layer->dtype->bwd_workspace(ctx, &bwd, &back));
   if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  if (layer->parts & BENCH_TOPK) {
+    const moe_layer args = bench_topk_arguments(layer);
+    bench_expect(ctx, layer->dtype->layer_fwd_workspace(ctx, &args, &layer->workspace_bytes));
+    if (layer->checkpoint) bench_expect(ctx, layer->dtype->layer_bwd_workspace(ctx, &args, layer->checkpoint, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  }
   if (layer->parts & BENCH_MLP) {
     const moe_mlp_fwd_mxfp8_args mlp_fwd = bench_mlp_fwd_arguments(layer);
     const moe_mlp_bwd_mxfp8_args mlp_bwd = bench_mlp_bwd_arguments(layer);
@@ -184,7 +190,9 @@ static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype
   bench_alloc_workspace(ctx, &layer);
   if (parts & BENCH_GRADIENTS) {
     const moe_blockwise_mm_fwd_args args = bench_fwd_arguments(&layer, layer.checkpoint);
-    bench_expect(ctx, dtype->fwd(ctx, &args));
+    const moe_layer topk = bench_topk_arguments(&layer);
+    bench_expect(ctx, parts & BENCH_TOPK ? dtype->layer_fwd(ctx, &topk, layer.y, layer.checkpoint)
+                                         : dtype->fwd(ctx, &args));
   }
   return layer;
 }

@@ -23,6 +23,18 @@ static moe_status bench_run_bwd(moe_context *ctx, const bench_layer *layer) {
   return layer->dtype->bwd(ctx, &args);
 }
 
+/* The same from top-k ids. */
+static moe_status bench_run_layer_fwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_layer args = bench_topk_arguments(layer);
+  return layer->dtype->layer_fwd(ctx, &args, layer->y, NULL);
+}
+
+static moe_status bench_run_layer_bwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_layer args = bench_topk_arguments(layer);
+  const moe_layer_grads grads = bench_topk_gradients(layer);
+  return layer->dtype->layer_bwd(ctx, &args, layer->checkpoint, layer->dy, &grads);
+}
+
 static double bench_row_bytes(const bench_layer *layer) {
   return (double)layer->shape.T * (double)layer->shape.H * (double)layer->size;
 }
@@ -203,6 +215,8 @@ enum { BENCH_TRAINING = BENCH_EXPERTS | BENCH_GRADIENTS, BENCH_FROZEN = BENCH_EX
 static const bench_op bench_ops[] = {
     {"fwd", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"bwd", bench_run_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING, 1},
+    {"layer_fwd", bench_run_layer_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS | BENCH_TOPK, 1},
+    {"layer_bwd", bench_run_layer_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING | BENCH_TOPK, 1},
     {"dx", bench_run_dx, bench_fwd_flops, bench_dx_bytes, BENCH_TRAINING, 1},
     {"decode", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},

@@ -223,6 +223,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 }
 
 #include "support/hash_moe_layer.h"
+#include "support/hash_layer_parts.h"
 #include "support/hash_formats.h"
 #include "support/hash_options.h"
 #include "support/hash_router.h"
@@ -277,6 +278,7 @@ int main(int argc, char **argv) {
       hash_options(&set, (moe_dtype)dtype);
       hash_router(&set, (moe_dtype)dtype);
       hash_moe_layer(&set, (moe_dtype)dtype);
+      hash_layer_parts(&set, (moe_dtype)dtype);
       hash_grouped(&set, (moe_dtype)dtype);
     }
     return 0;

@@ -119,9 +119,13 @@ headers() {
   done
 }
 
-# The first C block of README.md, as a user would paste it.
-sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
-check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
+# The first C block of README.md, as a user would paste it; and it runs.
+readme() {
+  sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c" &&
+    gcc -std=c11 $strict -I"$root" "$work/readme.c" -o "$work/readme" -lm && "$work/readme" >"$work/readme.out" &&
+    grep -q '^y is the layer of x$' "$work/readme.out"
+}
+check "README: the example compiles and runs" readme
 
 # The manual's example, from its heading to the end of main(); and it runs.
 manual() {

@@ -1,11 +1,9 @@
 /* test_moe_layer: moe_layer_* from top-k ids against the blockwise layer over the blocks of the same ids: 0 differing
    bits, forward and backward, kept or computed again; a token that has an expert twice; and what is refused. */
 #include "support/orders.h"
-#include "support/pool.h"
-#include "support/problem.h"
-#include "support/test.h"
+#include "support/quantized_layer.h"
 
-enum { CONFIGURATIONS = 400 };
+enum { CONFIGURATIONS = 1700 }; /* of each type */
 
 /* ------------------------------------------------------------------------------------------------ calls by type */
 
@@ -63,9 +61,10 @@ static void run_backward(moe_dtype dtype, moe_context *ctx, moe_layer l, const v
 static struct problem_options options_of(uint64_t seed, moe_dtype dtype) {
   struct problem_options o = problem_options_random(seed, dtype);
   o.affinity_dtype = MOE_DTYPE_F32;
-  o.dropping = o.capacity = o.not_accumulating = o.device_output_shape = o.save_down = 0;
+  o.dropping = o.not_accumulating = o.device_output_shape = 0, o.capacity = 0;
   uint64_t s = seed;
-  if (seed % 7 == 2) o.H = (int)test_random_range(&s, 60, 200), o.I = (int)test_random_range(&s, 60, 200), o.T = 60;
+  if (seed % 8 != 0) o.T = 1 + o.T % 12, o.H = 1 + o.H % 24, o.I = 1 + o.I % 20;
+  if (seed % 50 == 2) o.H = test_random_range(&s, 60, 200), o.I = test_random_range(&s, 60, 200), o.T = 60;
   if (seed % 5 == 1) {
     moe_mx_rounding *each[3] = {&o.mx.activations, &o.mx.weights, &o.mx.gradients};
     for (int i = 0; i < 3; i++) each[i]->enabled = test_random_chance(&s, 2), each[i]->cast = MOE_CAST_SATURATE;
@@ -105,6 +104,12 @@ static int each_pair(const struct problem *p, float *pairs, int compare) {
   return differ;
 }
 
+/* Whether the blockwise layer's gradient of affinities comes from results that the forward has kept. */
+static int keeps_results(const struct problem_options *o) {
+  return o->save_down && o->affinity_option == MOE_AFFINITY_OPTION_ON_H &&
+         o->layer.affinity_mode == MOE_AFFINITY_POST_SCALE;
+}
+
 static moe_layer layer_of(const struct problem *p, const struct problem_args *args, const moe_weight_orders *orders,
                           const struct ordered *gate_up, const struct ordered *down) {
   const struct problem_options *o = &p->o;
@@ -124,6 +129,7 @@ static moe_layer layer_of(const struct problem *p, const struct problem_args *ar
                      .gate_up_bias = b->gate_and_up_proj_bias,
                      .down_bias = b->down_proj_bias,
                      .saved_dtype = b->checkpoint_dtype,
+                     .keep_results = keeps_results(o),
                      .config = b->config,
                      .mx = b->mx,
                      .accumulate = args->forward.accumulate};
@@ -138,8 +144,27 @@ static const char *difference(const struct problem *p, const struct problem *q) 
   return NULL;
 }
 
-/* Runs the face on q, whose outputs are as p's were before; keep: the forward saves, give: the backward is given it. */
-static void run_face(const struct problem *p, struct problem *q, moe_context *ctx, uint64_t *s, float *pair_grads) {
+/* The weights packed, as they are given; or, with `from`, quantised. */
+static void pack_weights(moe_context *ctx, moe_dtype dtype, moe_layer *l, struct layer *from) {
+  moe_pack_weights_args args[2] = {{.layout = l->config.skip_gate ? MOE_PACK_UP : MOE_PACK_GATE_UP,
+                                    .rows = l->H,
+                                    .columns = l->I,
+                                    .weight = l->gate_up,
+                                    .up_weight = l->up},
+                                   {.layout = MOE_PACK_DOWN, .rows = l->I, .columns = l->H, .weight = l->down}};
+  for (int i = 0; i < 2; i++) {
+    args[i].E = l->E, args[i].orders = l->orders;
+    if (from) args[i].quantized_weight = i ? &from->down.weight : &from->gate_up.weight;
+    assert_int_equal(test_pack_new(ctx, dtype, &args[i]), MOE_OK);
+  }
+  l->packed_gate_up = args[0].packed, l->packed_gate_up_bytes = args[0].packed_bytes;
+  l->packed_down = args[1].packed, l->packed_down_bytes = args[1].packed_bytes;
+}
+
+/* Runs the face on q, whose outputs are as p's were before; keep: the forward saves, give: the backward is given it.
+   quantized: (optional) whose weights are read in place of p's. */
+static void run_face(const struct problem *p, struct problem *q, moe_context *ctx, uint64_t *s, float *pair_grads,
+                     struct layer *quantized) {
   const moe_dtype dtype = p->o.dtype;
   const moe_weight_orders orders = test_random_orders(s);
   struct ordered gate_up = ordered_of(&orders, p, 0, PT_GATE_UP_WEIGHT),
@@ -150,10 +175,15 @@ static void run_face(const struct problem *p, struct problem *q, moe_context *ct
   problem_make_args(p, &args);
   moe_layer l = layer_of(p, &args, &orders, &gate_up, &down);
   size_t bytes;
+  if (quantized) {
+    l.gate_up = l.up = l.down = NULL;
+    l.quantized_gate_up = &quantized->gate_up.weight, l.quantized_down = &quantized->down.weight;
+  }
   assert_int_equal(faces[dtype].saved_bytes(ctx, &l, &bytes), MOE_OK);
   void *saved = malloc(bytes);
   memset(saved, 0xff, bytes);
-  const int keep = test_random_chance(s, 2), give = keep && test_random_chance(s, 2);
+  const int results = keeps_results(&p->o), keep = results || test_random_chance(s, 2),
+            give = results || (keep && test_random_chance(s, 2));
   const moe_layer_grads grads = {.x = data(q, PT_HIDDEN_GRAD),
                                  .topk_weights = pair_grads,
                                  .gate_up = ordered_tensor(&gate_up_grad, 0),
@@ -163,8 +193,14 @@ static void run_face(const struct problem *p, struct problem *q, moe_context *ct
                                  .down_bias = data(q, PT_DOWN_BIAS_GRAD),
                                  .weight_dtype = args.backward.weight_grad_dtype,
                                  .accumulate = args.backward.accumulate};
-  run_forward(dtype, ctx, l, data(q, PT_OUTPUT), keep ? saved : NULL);
+  moe_layer of_forward = l;
+  if (test_random_chance(s, 3) && (quantized || !l.mx.weights.enabled)) {
+    pack_weights(ctx, dtype, &of_forward, quantized);
+    if (!quantized) of_forward.gate_up = of_forward.up = of_forward.down = NULL;
+  }
+  run_forward(dtype, ctx, of_forward, data(q, PT_OUTPUT), keep ? saved : NULL);
   run_backward(dtype, ctx, l, give ? saved : NULL, data(p, PT_OUTPUT_GRAD), &grads);
+  free((void *)(uintptr_t)of_forward.packed_gate_up), free((void *)(uintptr_t)of_forward.packed_down);
   ordered_copy(&gate_up_grad, data(q, PT_GATE_UP_WEIGHT_GRAD), 1);
   ordered_copy(&down_grad, data(q, PT_DOWN_WEIGHT_GRAD), 1);
   ordered_close(&gate_up), ordered_close(&down), ordered_close(&gate_up_grad), ordered_close(&down_grad);
@@ -181,7 +217,7 @@ static void as_blockwise(void **state) {
     struct test_pool pool = {.seed = s};
     moe_context ctx = {.num_threads = (int32_t)(i % 5),
                        .schedule = (moe_schedule)(i % MOE_SCHEDULE_COUNT_),
-                       .parallel_for = i % 3 ? test_serial_parallel_for : test_pool_parallel_for,
+                       .parallel_for = i % 9 ? test_serial_parallel_for : test_pool_parallel_for,
                        .parallel_for_user = &pool};
     struct problem p, q;
     enum problem_op op;
@@ -190,7 +226,7 @@ static void as_blockwise(void **state) {
     assert_int_equal(problem_run_all(&p, &ctx, &op), MOE_OK);
     memcpy(data(&q, PT_EXPERT_INDEX), data(&p, PT_EXPERT_INDEX), problem_tensor_bytes(&p, PT_EXPERT_INDEX));
     each_pair(&q, pair_grads, 0);
-    run_face(&p, &q, &ctx, &s, pair_grads);
+    run_face(&p, &q, &ctx, &s, pair_grads, NULL);
     const char *what = each_pair(&p, pair_grads, 1) ? "topk_weights_grad" : difference(&p, &q);
     if (what) {
       char text[512];
@@ -199,6 +235,48 @@ static void as_blockwise(void **state) {
     }
     free(pair_grads);
     problem_close(&p, NULL, NULL), problem_close(&q, NULL, NULL);
+  }
+  test_use_best_isa();
+}
+
+/* Quantised weights of every kind, packed or not, against the blockwise layer from the same. */
+static void as_quantized(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t s = 60 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(120, 20); i++) {
+    struct storage storage = {.powers = 1};
+    const moe_weight_scaling scaling = (moe_weight_scaling)(i % 6);
+    const moe_mx_layout layout = (moe_mx_layout)(i / 6 % MOE_MX_LAYOUT_COUNT_);
+    int64_t H = test_random_range(&s, 1, 80), I = test_random_range(&s, 1, 80);
+    storage.gate_up.scaling = storage.down.scaling = scaling;
+    storage.gate_up.block = storage.down.block = 32;
+    storage.gate_up.element = storage.down.element = MOE_ELEMENT_E4M3;
+    if (scaling == MOE_WEIGHT_MX) {
+      storage.gate_up.layout = storage.down.layout = layout;
+      if (mx_is_of_e2m1(layout)) storage.gate_up.element = storage.down.element = MOE_ELEMENT_E2M1;
+      if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&s, 1, 3), I = 32 * test_random_range(&s, 1, 3);
+      if (mx_is_x4(layout)) H = 512, I = 4 * test_random_range(&s, 1, 20);
+    }
+    if (!test_use_isa((int)(i % TEST_ISA_COUNT))) continue;
+    struct problem_options o = options_of((uint64_t)i + 5000, dtype);
+    moe_context ctx = {.num_threads = 1 + (int32_t)(i % 3)};
+    struct layer p, q;
+    o.H = H, o.I = I, o.T = 1 + o.T % 20, o.tiny_rows = o.nan_row = 0, o.mx = (moe_mx_operands){0};
+    problem_options_settle(&o);
+    layer_open(&p, &o, &storage, 0), layer_open(&q, &o, &storage, 0);
+    float *pair_grads = calloc((size_t)(o.T * o.K), sizeof *pair_grads);
+    run(&p, &ctx, 1, (int)(i & 1));
+    memcpy(data(&q.p, PT_EXPERT_INDEX), data(&p.p, PT_EXPERT_INDEX), problem_tensor_bytes(&p.p, PT_EXPERT_INDEX));
+    each_pair(&q.p, pair_grads, 0);
+    run_face(&p.p, &q.p, &ctx, &s, pair_grads, &q);
+    const char *what = each_pair(&p.p, pair_grads, 1) ? "topk_weights_grad" : difference(&p.p, &q.p);
+    if (what) {
+      char text[512];
+      problem_describe(&p.p, &ctx, text, sizeof text);
+      fail_msg("%s differs | case %d scaling %d layout %d %s", what, (int)i, (int)scaling, (int)layout, text);
+    }
+    free(pair_grads);
+    layer_close(&p), layer_close(&q);
   }
   test_use_best_isa();
 }
@@ -394,8 +472,8 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      EACH_DTYPE(as_blockwise),    cmocka_unit_test(expert_twice), cmocka_unit_test(identity_experts),
-      cmocka_unit_test(no_tokens), cmocka_unit_test(refused),
+      EACH_DTYPE(as_blockwise),           EACH_DTYPE(as_quantized),    cmocka_unit_test(expert_twice),
+      cmocka_unit_test(identity_experts), cmocka_unit_test(no_tokens), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,6 +16,8 @@ typedef struct moe_backward_ {
   int64_t *no_rows;             /* [E+1]: 0, or NULL */
   moe_group_ none;              /* experts without rows, as skip_gate's gate has: weight gradients are 0 */
   float *dot;                   /* [rows, panels of I] <dm, m> or, with PRE_SCALE, [rows, panels of H] <dX', x> */
+  float *scale_grad;            /* [E] (optional), see moe_pairs_ */
+  struct moe_backward_ *shared; /* (optional) of an expert of all tokens, as in the forward */
 } moe_backward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -93,8 +95,7 @@ MOE_FN moe_status moe_backward_check_contents_(moe_context *ctx, const void *sta
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
-  moe_backward_ *backward = (moe_backward_ *)state;
+MOE_FN moe_scratch_needs_ moe_backward_layout_own_(moe_backward_ *backward, moe_arena_ *arena, int64_t workers) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
   const int64_t rows = moe_plan_rows_max_(l), pre = moe_mul4_(rows, 2, l->I, call->inner_size);
@@ -117,10 +118,21 @@ MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers
       (float *)moe_take_(arena, moe_mul3_(rows, moe_ceil_div_(pre_scaled ? moe_max_(l->H, l->I) : l->I, MOE_NR), 4));
   backward->no_rows = call->glu.skip_gate ? (int64_t *)moe_take_(arena, (l->E + 1) * 8) : NULL;
   const int64_t longest = moe_layer_longest_(l), floats = moe_max_(moe_combine_floats_(call, workers), l->T);
-  const moe_scratch_needs_ needs = {rows,          longest,
-                                    MOE_NC_PANELS, moe_down_grad_sums_(call),
-                                    floats,        moe_weight_grad_bytes_(&call->group, rows, longest)};
-  moe_scratch_layout_all_(&call->group, arena, workers, &needs);
+  return (moe_scratch_needs_){rows,          longest,
+                              MOE_NC_PANELS, moe_down_grad_sums_(call),
+                              floats,        moe_weight_grad_bytes_(&call->group, rows, longest)};
+}
+
+MOE_FN void moe_backward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_backward_ *backward = (moe_backward_ *)state, *shared = backward->shared;
+  moe_scratch_needs_ needs = moe_backward_layout_own_(backward, arena, workers);
+  if (shared) {
+    shared->call.plan.chunk_tokens = backward->call.plan.chunk_tokens;
+    const moe_scratch_needs_ also = moe_backward_layout_own_(shared, arena, workers);
+    needs = moe_scratch_needs_max_(&needs, &also);
+  }
+  moe_scratch_layout_all_(&backward->call.group, arena, workers, &needs);
+  if (shared) moe_group_share_scratch_(&shared->call.group, &backward->call.group);
 }
 
 MOE_FN void moe_backward_add_(const moe_combine_ *stage, const moe_combine_rows_ *summands, int64_t h0, int64_t n,
@@ -295,59 +307,107 @@ MOE_FN void moe_backward_small_(const moe_backward_ *backward, moe_small_grads_ 
     stage->down_checkpoint = (const char *)args->down_activations;
   stage->bias_term = post && call->layer.down_proj_bias != NULL;
   stage->affinity_grad = (char *)args->expert_affinities_masked_grad;
+  stage->scale_grad = backward->scale_grad;
   stage->down_bias_grad = (char *)args->down_proj_bias_grad;
   stage->bias_dtype = backward->weight_grad_dtype;
   stage->accumulate = args->accumulate;
 }
 
-/* What follows the gated unit's gradients. */
-MOE_FN void moe_backward_finish_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad) {
+typedef struct moe_backward_stages_ {
+  moe_combine_ hidden;
+  moe_weight_grad_ gate, up, down;
+  moe_small_grads_ grads;
+} moe_backward_stages_;
+
+/* What follows the gated unit's gradients; work: of weights and biases, and of affinities. */
+MOE_FN void moe_backward_follow_(moe_backward_ *backward, const moe_down_grad_ *down_grad, moe_backward_stages_ *stages,
+                                 moe_work_ *work) {
   moe_blockwise_ *call = &backward->call;
   const moe_blockwise_layer *l = &call->layer;
-  moe_combine_ hidden;
-  moe_backward_hidden_(backward, &hidden);
+  moe_small_grads_ *grads = &stages->grads;
+  moe_backward_hidden_(backward, &stages->hidden);
   if (backward->no_rows) memset(backward->no_rows, 0, (size_t)(l->E + 1) * 8);
   backward->none = call->group;
   backward->none.first = backward->no_rows;
-  moe_weight_grad_ gate, up, down;
-  moe_backward_gate_up_weight_(backward, 0, &gate);
-  moe_backward_gate_up_weight_(backward, 1, &up);
-  moe_backward_down_weight_(backward, down_grad, &down);
-  moe_small_grads_ grads;
-  moe_backward_small_(backward, &grads);
-  /* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. */
-  const int pre = moe_pre_scaled_(&l->config), want_affinity = grads.affinity_grad != NULL;
-  if (call->plan.pair && want_affinity && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
-    memset(grads.affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
-  const moe_work_ affinity = {want_affinity ? l->E + (call->plan.pairs.identities > 0) : 0, moe_affinity_grad_item_,
-                              &grads, NULL};
-  const moe_work_ work[] = {
-      {hidden.output || (pre && want_affinity) ? moe_combine_items_(call) : 0, moe_combine_item_, &hidden,
-       moe_combine_reads_},
-      moe_weight_grad_work_(&gate),
-      moe_weight_grad_work_(&up),
-      moe_weight_grad_work_(&down),
-      {grads.down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, &grads, NULL},
-      affinity,
-  };
+  moe_backward_gate_up_weight_(backward, 0, &stages->gate);
+  moe_backward_gate_up_weight_(backward, 1, &stages->up);
+  moe_backward_down_weight_(backward, down_grad, &stages->down);
+  moe_backward_small_(backward, grads);
+  if (call->plan.pair && grads->affinity_grad && !(backward->args->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD))
+    memset(grads->affinity_grad, 0, (size_t)(l->T * call->plan.pairs.K) * sizeof(float)); /* of pairs without a row */
+  work[0] = moe_weight_grad_work_(&stages->gate);
+  work[1] = moe_weight_grad_work_(&stages->up);
+  work[2] = moe_weight_grad_work_(&stages->down);
+  work[3] = (moe_work_){grads->down_bias_grad ? l->E * moe_ceil_div_(l->H, MOE_NR) : 0, moe_down_bias_grad_item_, grads,
+                        NULL};
+  const int affinities = grads->affinity_grad || grads->scale_grad;
+  work[4] =
+      (moe_work_){affinities ? l->E + (call->plan.pairs.identities > 0) : 0, moe_affinity_grad_item_, grads, NULL};
+}
+
+/* With PRE_SCALE the hidden states' stage forms the parts of the affinity gradient, which waits for them. then: what
+   the shared expert adds to x's gradient, or NULL. */
+MOE_FN void moe_backward_finish_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad,
+                                 const moe_combine_ *then) {
+  const moe_blockwise_ *call = &backward->call;
+  const int pre = moe_pre_scaled_(&call->layer.config);
+  moe_backward_stages_ stages;
+  moe_work_ work[6];
+  moe_backward_follow_(backward, down_grad, &stages, work + 1);
+  stages.hidden.then = then;
+  work[0] = (moe_work_){stages.hidden.output || (pre && work[5].count) ? moe_combine_items_(call) : 0,
+                        moe_combine_item_, &stages.hidden, moe_combine_reads_};
   moe_run_(ctx, work, pre ? 5 : 6);
-  if (pre) moe_run_(ctx, &affinity, 1);
+  if (pre) moe_run_(ctx, work + 5, 1);
+}
+
+/* The same of the shared expert, but for x's part, whose stage is left in `hidden`. */
+MOE_FN void moe_backward_finish_shared_(moe_context *ctx, moe_backward_ *backward, const moe_down_grad_ *down_grad,
+                                        moe_combine_ *hidden) {
+  moe_backward_stages_ stages;
+  moe_work_ work[5];
+  moe_backward_follow_(backward, down_grad, &stages, work);
+  moe_run_(ctx, work, 5);
+  *hidden = stages.hidden;
+}
+
+/* Builds the plan, and forms the gated unit's gradients, from x and dY. */
+MOE_FN moe_status moe_backward_begin_(moe_context *ctx, moe_backward_ *backward, const char *x, const char *output_grad,
+                                      moe_down_grad_ *down_grad) {
+  moe_blockwise_ *call = &backward->call;
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, &call->layer, call->group.kernels, call->affinity_dtype));
+  call->group.first = call->plan.first;
+  call->group.in_shares = moe_in_shares_(ctx);
+  backward->x = x;
+  backward->output_grad = output_grad;
+  moe_backward_down_(ctx, backward, down_grad);
+  return MOE_OK;
+}
+
+/* x: [T,H], decoded. */
+MOE_FN moe_status moe_backward_run_x_(moe_context *ctx, moe_backward_ *backward, const char *x) {
+  const moe_blockwise_mm_bwd_args *args = backward->args;
+  moe_down_grad_ down_grad;
+  moe_combine_ shared;
+  const char *output_grad = moe_decode_hidden_(ctx, &backward->call, args->quantized_output_hidden_states_grad,
+                                               args->output_hidden_states_grad, backward->decoded_output_grad);
+  if (backward->shared) {
+    MOE_TRY(moe_backward_begin_(ctx, backward->shared, x, output_grad, &down_grad));
+    moe_backward_finish_shared_(ctx, backward->shared, &down_grad, &shared);
+  }
+  MOE_TRY(moe_backward_begin_(ctx, backward, x, output_grad, &down_grad));
+  moe_backward_finish_(ctx, backward, &down_grad, backward->shared ? &shared : NULL);
+  return MOE_OK;
+}
+
+MOE_FN const char *moe_backward_x_(moe_context *ctx, const moe_backward_ *backward) {
+  const moe_blockwise_layer *l = &backward->call.layer;
+  return moe_decode_hidden_(ctx, &backward->call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
 }
 
 MOE_FN moe_status moe_backward_run_(moe_context *ctx, void *state) {
   moe_backward_ *backward = (moe_backward_ *)state;
-  moe_blockwise_ *call = &backward->call;
-  const moe_blockwise_layer *l = &call->layer;
-  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
-  call->group.first = call->plan.first;
-  call->group.in_shares = moe_in_shares_(ctx);
-  backward->x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, backward->decoded_x);
-  backward->output_grad = moe_decode_hidden_(ctx, call, backward->args->quantized_output_hidden_states_grad,
-                                             backward->args->output_hidden_states_grad, backward->decoded_output_grad);
-  moe_down_grad_ down_grad;
-  moe_backward_down_(ctx, backward, &down_grad);
-  moe_backward_finish_(ctx, backward, &down_grad);
-  return MOE_OK;
+  return moe_backward_run_x_(ctx, backward, moe_backward_x_(ctx, backward));
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */

@@ -81,17 +81,21 @@ MOE_FN void moe_checkpoint_reads_(const moe_blockwise_ *call, const void *checkp
   prefetch->parts = (2 - skip) * (whole ? moe_min_(blocks, moe_ceil_div_(rows, B)) : 1);
 }
 
-/* Of pairs: zeroes gate and up of those without a row, and all gates with skip_gate. */
-MOE_FN void moe_checkpoint_zero_pairs_(const moe_blockwise_ *call, char *gate_up) {
-  const int64_t part = call->layer.I * call->checkpoint_size, rows = call->plan.rows;
-  for (int64_t row = 0; row < rows && call->glu.skip_gate; row++) memset(gate_up + 2 * row * part, 0, (size_t)part);
-  memset(gate_up + 2 * rows * part, 0, (size_t)(2 * (call->layer.N - rows) * part));
-}
-
 typedef struct moe_checkpoint_zero_ {
   const moe_blockwise_ *call;
   char *gate_up, *down, *scaled; /* each may be NULL */
 } moe_checkpoint_zero_;
+
+/* Of pairs: zeroes what is kept of those without a row, and all gates with skip_gate. */
+MOE_FN void moe_checkpoint_zero_pairs_(const moe_checkpoint_zero_ *zero) {
+  const moe_blockwise_ *call = zero->call;
+  const int64_t size = call->checkpoint_size, part = call->layer.I * size, rows = call->plan.rows,
+                none = call->layer.N - rows;
+  for (int64_t row = 0; row < rows && zero->gate_up && call->glu.skip_gate; row++)
+    memset(zero->gate_up + 2 * row * part, 0, (size_t)part);
+  if (zero->gate_up) memset(zero->gate_up + 2 * rows * part, 0, (size_t)(2 * none * part));
+  if (zero->down) memset(zero->down + rows * call->layer.H * size, 0, (size_t)(none * call->layer.H * size));
+}
 
 /* Work item: zeroes block b's slots that are no rows. */
 MOE_FN void moe_checkpoint_zero_item_(void *arg, int64_t b, moe_worker_ *worker) {

@@ -15,15 +15,16 @@ typedef struct moe_combine_rows_ {
 
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
-  float *products; /* [rows,H]: the products, if another stage has formed them; else NULL: A times B */
-  moe_rows_ a;     /* [rows,...] inner type, */
-  int64_t from, k; /*   of which elements [from, from+k) are multiplied */
+  const struct moe_combine_ *then; /* (optional) what is added next, of the same tokens and panels */
+  float *products;                 /* [rows,H]: the products, if another stage has formed them; else NULL: A times B */
+  moe_rows_ a;                     /* [rows,...] inner type, */
+  int64_t from, k;                 /*   of which elements [from, from+k) are multiplied */
   void (*b)(const void *call, int64_t expert, moe_b_ *b); /* all panels of an expert */
   /* Adds the rows' products c, 64 apart, of columns [h0, h0+n) to their tokens' sums; may change c. */
   void (*add)(const struct moe_combine_ *stage, const moe_combine_rows_ *rows, int64_t h0, int64_t n, float *c,
               float *sum);
-  char *output; /* token t at output + t*stride; NULL: only what else `add` does is wanted */
-  int64_t stride;
+  char *output;   /* token t at output + t*stride; NULL: only what else `add` does is wanted */
+  int64_t stride; /* this and the next two: not of `then` */
   int accumulate;
   const char *through; /* [T,H], of the function's type: what identity experts add */
   void *user;          /* for `add` */
@@ -251,24 +252,35 @@ MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ 
   }
 }
 
+/* Adds a stage's products to the sums. */
+MOE_FN void moe_combine_chunk_(const moe_combine_ *stage, moe_worker_ *worker, moe_scratch_ *scratch,
+                               const moe_chunk_item_ *item) {
+  const moe_plan_ *plan = &stage->call->plan;
+  const int64_t end = plan->chunk_first[item->chunk + 1];
+  for (int64_t at = plan->chunk_first[item->chunk], prefetched = at, run_end; at < end; at = run_end) {
+    moe_prefetch_ next;
+    run_end = moe_combine_run_end_(plan, at, end);
+    prefetched = moe_combine_prefetch_(stage, prefetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), item);
+    if (run_end < end) moe_combine_run_reads_(stage, run_end, end, item, &next);
+    else moe_next_reads_(worker, &next);
+    moe_combine_run_(stage, scratch, at, run_end, item, &next);
+  }
+}
+
 MOE_FN void moe_combine_item_(void *arg, int64_t index, moe_worker_ *worker) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  const moe_plan_ *plan = &call->plan;
+  const int64_t chunk_tokens = call->plan.chunk_tokens, sums = moe_combine_sum_floats_(call, call->group.workers);
   moe_scratch_ scratch;
   moe_chunk_item_ item;
-  moe_scratch_at_(&call->group, worker, stage, moe_combine_sum_floats_(call, call->group.workers), &scratch);
+  moe_scratch_at_(&call->group, worker, stage, sums, &scratch);
   moe_combine_split_item_(call, index, &item);
-  const int64_t tokens = moe_min_(plan->chunk_tokens, call->layer.T - item.chunk * plan->chunk_tokens),
-                end = plan->chunk_first[item.chunk + 1];
+  const int64_t tokens = moe_min_(chunk_tokens, call->layer.T - item.chunk * chunk_tokens);
   moe_combine_begin_(stage, &item, tokens, scratch.sum);
-  for (int64_t at = plan->chunk_first[item.chunk], prefetched = at, run_end; at < end; at = run_end) {
-    moe_prefetch_ next;
-    run_end = moe_combine_run_end_(plan, at, end);
-    prefetched = moe_combine_prefetch_(stage, prefetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &item);
-    if (run_end < end) moe_combine_run_reads_(stage, run_end, end, &item, &next);
-    else moe_next_reads_(worker, &next);
-    moe_combine_run_(stage, &scratch, at, run_end, &item, &next);
+  moe_combine_chunk_(stage, worker, &scratch, &item);
+  if (stage->then) {
+    moe_scratch_at_(&call->group, worker, stage->then, sums, &scratch); /* it has packed nothing yet */
+    moe_combine_chunk_(stage->then, worker, &scratch, &item);
   }
   moe_combine_identities_(stage, &item, tokens, scratch.sum);
   if (stage->output) moe_combine_store_(stage, &item, tokens, scratch.sum);

@@ -122,6 +122,19 @@ MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_
   group->scratch = (char *)moe_take_(arena, moe_mul_(workers, group->scratch_bytes));
 }
 
+/* What two calls in one ask for. */
+MOE_FN moe_scratch_needs_ moe_scratch_needs_max_(const moe_scratch_needs_ *a, const moe_scratch_needs_ *b) {
+  return (moe_scratch_needs_){moe_max_(a->rows, b->rows),     moe_max_(a->longest, b->longest),
+                              moe_max_(a->panels, b->panels), moe_max_(a->sums, b->sums),
+                              moe_max_(a->floats, b->floats), moe_max_(a->grad_bytes, b->grad_bytes)};
+}
+
+/* Lets a group's stages work in another's scratch memory. */
+MOE_FN void moe_group_share_scratch_(moe_group_ *group, const moe_group_ *other) {
+  group->workers = other->workers, group->room = other->room, group->panels = other->panels;
+  group->scratch = other->scratch, group->scratch_bytes = other->scratch_bytes;
+}
+
 /* How A packed and C divide the room that sums do not take. */
 typedef struct moe_scratch_sizes_ {
   int keep; /* A is packed whole, not a kc block at a time */

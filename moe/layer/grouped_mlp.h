@@ -36,13 +36,23 @@ MOE_FN moe_status moe_grouped_mlp_run_(moe_context *ctx, const moe_grouped_mlp_a
                  .accumulate = a->accumulate,
                  .workspace = a->workspace,
                  .workspace_bytes = a->workspace_bytes};
-  const moe_pairs_ pairs = {a->topk, 0, 1, NULL, a->m_sizes, a->gather_indices, a->topk_weights};
-  const moe_layer_grads grads = {a->dX,         a->dtopk_weights,     a->dgate_up,  a->ddown, NULL, a->dgate_up_bias,
-                                 a->ddown_bias, a->weight_grad_dtype, a->accumulate};
+  const moe_pairs_ pairs = {.K = a->topk,
+                            .sorted = 1,
+                            .m_sizes = a->m_sizes,
+                            .gather_indices = a->gather_indices,
+                            .topk_weights = a->topk_weights};
+  const moe_layer_grads grads = {.x = a->dX,
+                                 .topk_weights = a->dtopk_weights,
+                                 .gate_up = a->dgate_up,
+                                 .down = a->ddown,
+                                 .gate_up_bias = a->dgate_up_bias,
+                                 .down_bias = a->ddown_bias,
+                                 .weight_dtype = a->weight_grad_dtype,
+                                 .accumulate = a->accumulate};
   const moe_status status = backward
                                 ? moe_face_run_backward_(ctx, &l, &pairs, a->saved, a->dY, &grads, dtype, query, bytes)
                                 : moe_face_run_forward_(ctx, &l, &pairs, a->Y, a->saved, dtype, query, bytes);
-  return moe_face_rename_(ctx, status, moe_grouped_mlp_names_,
+  return moe_face_rename_(ctx, status, "", moe_grouped_mlp_names_,
                           sizeof moe_grouped_mlp_names_ / sizeof *moe_grouped_mlp_names_);
 }
 

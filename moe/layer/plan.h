@@ -20,12 +20,13 @@ typedef struct moe_pairs_ {
   const int32_t *m_sizes;        /* [E]: pairs of an expert */
   const int32_t *gather_indices; /* [T*K]: the pair at a position; NULL: position is pair */
   const float *topk_weights;     /* [T*K]: affinity of a pair; NULL: 1 */
+  const float *scale;            /* [E]: of an expert's results, which affinities are multiplied by; NULL: 1 */
 } moe_pairs_;
 
 typedef struct moe_plan_ {
   moe_pairs_ pairs;
   int64_t rows, chunks;
-  int64_t chunk_tokens; /* tokens of a chunk; the last may have fewer */
+  int64_t chunk_tokens; /* tokens of a chunk, before the layout 0 or another plan's; the last may have fewer */
   int64_t *first;       /* [E+1]: expert e owns rows first[e] .. first[e+1] */
   int32_t *token;       /* [rows] */
   int32_t *slot;        /* [rows]: block * B + row in the block */
@@ -65,7 +66,7 @@ MOE_FN float moe_pair_affinity_(const moe_pairs_ *pairs, int64_t pair) {
 
 MOE_FN void moe_plan_layout_(moe_plan_ *plan, moe_arena_ *arena, const moe_blockwise_layer *layer, int last_only) {
   const int64_t rows = moe_mul_(moe_plan_rows_max_(layer), 4);
-  plan->chunk_tokens = moe_plan_chunk_tokens_(layer);
+  if (!plan->chunk_tokens) plan->chunk_tokens = moe_plan_chunk_tokens_(layer);
   plan->chunks = moe_ceil_div_(layer->T, moe_max_(1, plan->chunk_tokens));
   plan->first = (int64_t *)moe_take_(arena, (layer->E + 1) * 8);
   plan->token = (int32_t *)moe_take_(arena, rows);
@@ -101,7 +102,7 @@ MOE_FN int moe_is_padding_(const moe_blockwise_layer *layer, int32_t token) {
 MOE_FN moe_status moe_plan_check_pairs_(moe_context *ctx, const moe_pairs_ *pairs, int64_t T, int64_t E) {
   const int64_t all = T * pairs->K;
   int64_t rows = 0;
-  for (int64_t i = 0; i < all && !pairs->sorted; i++)
+  for (int64_t i = 0; i < all && !pairs->sorted && pairs->topk_index; i++) /* NULL: to be chosen yet */
     if (pairs->topk_index[i] < -1 || pairs->topk_index[i] >= E + pairs->identities)
       return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "topk_index", "has no expert's id, and not -1 for none");
   if (!pairs->sorted) return MOE_OK;
@@ -208,6 +209,7 @@ MOE_FN moe_status moe_plan_build_pairs_(moe_context *ctx, moe_plan_ *plan, const
       plan->slot[row] = (int32_t)row;
       plan->token[row] = (int32_t)(plan->pair[row] / plan->pairs.K);
       plan->affinity[row] = moe_pair_affinity_(&plan->pairs, plan->pair[row]);
+      if (plan->pairs.scale) plan->affinity[row] = plan->affinity[row] * plan->pairs.scale[e];
       by_chunk[plan->token[row] / plan->chunk_tokens]++;
     }
   }

@@ -11,6 +11,7 @@ typedef struct moe_small_grads_ {
   const char *down_checkpoint; /* [N,B,H]: dA = <dY, d> instead, or NULL */
   int bias_term;               /* dA also has the part <dY, b_d> */
   char *affinity_grad;         /* [T*E], of pairs [T*K]; or NULL */
+  float *scale_grad;           /* [E], of pairs; or NULL */
   char *down_bias_grad;        /* [E,H], or NULL */
   moe_dtype bias_dtype;
   uint32_t accumulate;
@@ -49,7 +50,7 @@ MOE_FN void moe_affinity_grad_identities_(const moe_small_grads_ *stage) {
   const moe_blockwise_ *call = stage->call;
   const moe_pairs_ *pairs = &call->plan.pairs;
   const int64_t row = call->layer.H * call->size;
-  for (int64_t i = 0; i < call->layer.T * pairs->K && pairs->topk_weights; i++) {
+  for (int64_t i = 0; i < call->layer.T * pairs->K && pairs->topk_weights && stage->affinity_grad; i++) {
     const int64_t at = i / pairs->K * row;
     if (!moe_pair_is_identity_(pairs, call->layer.E, i)) continue;
     float grad = moe_dot_rows_(call->group.kernels, call->dtype, stage->output_grad + at, call->dtype, stage->x + at,
@@ -59,24 +60,38 @@ MOE_FN void moe_affinity_grad_identities_(const moe_small_grads_ *stage) {
   }
 }
 
+/* Those of an expert's pairs, and of its scale s: s*dA, and the sum of w*dA. */
+MOE_FN void moe_affinity_grad_pairs_(const moe_small_grads_ *stage, int64_t expert) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_kernels *kernels = call->group.kernels;
+  const moe_plan_ *plan = &call->plan;
+  const int accumulate = (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0;
+  double sum = 0; /* of products that are exact */
+  for (int64_t row = plan->first[expert]; row < plan->first[expert + 1]; row++) {
+    float grad = moe_affinity_grad_row_(stage, expert, row);
+    sum = sum + (double)moe_pair_affinity_(&plan->pairs, plan->pair[row]) * (double)grad;
+    if (plan->pairs.scale) grad = moe_mul_scalar(grad, plan->pairs.scale[expert]);
+    if (stage->affinity_grad)
+      moe_store_sum_(kernels, stage->affinity_grad + plan->pair[row] * 4, MOE_DTYPE_F32, &grad, 1, accumulate);
+  }
+  float rounded = (float)sum;
+  if (stage->scale_grad)
+    moe_store_sum_(kernels, (char *)(stage->scale_grad + expert), MOE_DTYPE_F32, &rounded, 1, accumulate);
+}
+
 /* Work item: one expert's column of the affinity gradient; pairs that occur twice are added before the one rounding. Or
    the gradients of the expert's pairs; after the last expert, of identity experts'. */
 MOE_FN void moe_affinity_grad_item_(void *arg, int64_t expert, moe_worker_ *worker) {
   const moe_small_grads_ *stage = (const moe_small_grads_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  if (expert == call->layer.E) {
-    moe_affinity_grad_identities_(stage);
+  if (call->plan.pair) {
+    if (expert == call->layer.E) moe_affinity_grad_identities_(stage);
+    else moe_affinity_grad_pairs_(stage, expert);
     return;
   }
   const int64_t size = moe_dtype_bytes_(call->affinity_dtype), first = call->group.first[expert],
                 end = call->group.first[expert + 1];
   const int accumulate = (stage->accumulate & MOE_ACCUMULATE_AFFINITIES_GRAD) != 0;
-  for (int64_t row = first; row < end && call->plan.pair; row++) {
-    float grad = moe_affinity_grad_row_(stage, expert, row);
-    moe_store_sum_(call->group.kernels, stage->affinity_grad + call->plan.pair[row] * size, call->affinity_dtype, &grad,
-                   1, accumulate);
-  }
-  if (call->plan.pair) return;
   moe_scratch_ scratch;
   moe_scratch_at_(&call->group, worker, NULL, call->layer.T, &scratch);
   float *column = scratch.sum;

@@ -6,6 +6,8 @@
 
 typedef struct fuzz_face {
   moe_layer l;
+  moe_shared_expert shared;
+  moe_shared_expert_grads shared_grads;
   moe_grouped_mlp_args mlp;
   moe_layer_grads grads;
   void *y, *saved;
@@ -33,6 +35,13 @@ static inline void fuzz_face_tensors(fuzz_call *c, fuzz_face *f) {
   fuzz_tensor_of(c, &l->gate_up, 0, fuzz_times(2, w), 2);
   fuzz_tensor_of(c, &l->down, 0, w, 2);
   if (fuzz_pick(c->in, 2)) fuzz_tensor_of(c, &l->gate_up_bias, 0, fuzz_times(2 * E, I), 2);
+  const int shared = !f->sorted && fuzz_pick(c->in, 2), gated = shared && fuzz_pick(c->in, 2);
+  if (shared) {
+    f->shared.I = I, l->recompute = MOE_RECOMPUTE_SHARED;
+    fuzz_tensor_of(c, &f->shared.gate_up, 0, fuzz_times(fuzz_times(2, H), I), 2);
+    fuzz_tensor_of(c, &f->shared.down, 0, fuzz_times(H, I), 2);
+    if (gated) fuzz_tensor_of(c, &f->shared.gate, 0, H, 2);
+  }
   if (backward) fuzz_tensor_of(c, &f->y_grad, 0, fuzz_times(T, H), 2);
   else fuzz_tensor_of(c, &f->y, 1, fuzz_times(T, H), 2);
   if (!backward && fuzz_pick(c->in, 2)) fuzz_tensor_of(c, &f->saved, 1, fuzz_times(pairs, fuzz_times(2, I)), 2);
@@ -40,6 +49,8 @@ static inline void fuzz_face_tensors(fuzz_call *c, fuzz_face *f) {
   fuzz_tensor_of(c, &f->grads.x, 1, fuzz_times(T, H), 2);
   fuzz_tensor_of(c, &f->grads.gate_up, 1, fuzz_times(2, w), 2);
   fuzz_tensor_of(c, &f->grads.topk_weights, 1, pairs, 4);
+  if (shared) fuzz_tensor_of(c, &f->shared_grads.gate_up, 1, fuzz_times(fuzz_times(2, H), I), 2);
+  if (gated) fuzz_tensor_of(c, &f->shared_grads.gate, 1, H, 2);
 }
 
 /* Seldom: a tensor that must be there is missing or misaligned. */
@@ -82,6 +93,7 @@ static inline void fuzz_face_layer(fuzz_input *in, moe_context *ctx) {
     if (c.in->legal && f.sorted) fuzz_sorted(&c, 0, 1, f.l.E);
     else if (c.in->legal) fuzz_fill_ids(&c, 0, -1, f.l.E - 1);
     fuzz_face_spoil(&c, &f);
+    if (f.shared.I) f.l.shared = &f.shared, f.grads.shared = &f.shared_grads;
     fuzz_face_sorted(&f);
     fuzz_run(&c, f.sorted ? "moe_grouped_mlp" : "moe_layer", fuzz_face_run, &f);
   }

@@ -122,7 +122,7 @@ static inline void run(struct layer *l, moe_context *ctx, int quantized, int pac
   }
 }
 
-static struct problem_options shape(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
+static inline struct problem_options shape(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
   struct problem_options o = problem_options_random(seed, dtype);
   o.H = H, o.I = I;
   if (H * I > 20000) o.E = 2, o.K = 1, o.T = 5, o.B = 4;
