@@ -2,8 +2,9 @@
 
    WHAT IT IS
      The layer of a Mixture-of-Experts model: choose each token's experts, run them forward, and compute the exact
-     gradients of all of it. Tensors are float, bfloat16 or IEEE half; weights may also be fp8, MXFP8 or MXFP4, as they
-     are stored. It needs the C library and libm, starts no threads and allocates no memory that you do not give it.
+     gradients of all of it. Tensors are float, bfloat16 or IEEE half; weights may also be fp8, MXFP8, MXFP6, MXFP4,
+     MXINT8, NVFP4, int8 or int4, as they are stored. It needs the C library and libm, starts no threads and allocates
+     no memory that you do not give it.
      Whatever the instruction set, the number of threads and the compiler, the bits of a result are the same.
 
    HOW TO COMPILE
@@ -101,8 +102,8 @@
         accumulation_dtype sums over blocks are rounded after each of them: see moe_blockwise_mm_bwd_args.
      5. Conversions round to nearest even, keep subnormals and overflow to infinity. A NaN that is stored is always the
         same: f32 0x7fc00000, bf16 0x7fc0, fp16 0x7e00, e4m3fn 0x7f, e4m3 0x7c, e5m2 0x7e, e4m3fnuz and e5m2fnuz 0x80;
-        e2m1 has none and stores code 0. How narrow elements round and overflow `cast` says: see MOE_CAST_SATURATE.
-        Zeros keep their sign, but in fnuz elements.
+        e2m1, e2m3, e3m2 and integers have none and store code 0. How narrow elements round and overflow `cast` says:
+        see MOE_CAST_SATURATE. Zeros keep their sign, but in fnuz elements.
      6. Activations. For every finite x with |x| <= 2^60 the error is at most MOE_ACT_ERROR * 2^-24 * |x| + 2^-140, that
         of derivatives at most MOE_ACT_GRAD_ERROR * 2^-24. relu and identity are exact, squared_relu is rounded once.
         exp is within 1 ulp, log and log(1+y) are within 2 ulp.

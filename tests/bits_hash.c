@@ -229,6 +229,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
 #include "support/hash_router.h"
 #include "support/hash_grouped.h"
 #include "support/hash_mlp.h"
+#include "support/hash_groups.h"
 
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
@@ -273,6 +274,7 @@ int main(int argc, char **argv) {
 #endif
   if (more) {
     hash_formats(&set);
+    hash_groups(&set);
     hash_mlp(&set);
     for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) {
       hash_options(&set, (moe_dtype)dtype);
@@ -280,6 +282,7 @@ int main(int argc, char **argv) {
       hash_moe_layer(&set, (moe_dtype)dtype);
       hash_layer_parts(&set, (moe_dtype)dtype);
       hash_grouped(&set, (moe_dtype)dtype);
+      hash_groups_layer(&set, (moe_dtype)dtype);
     }
     return 0;
   }

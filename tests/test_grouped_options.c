@@ -216,16 +216,23 @@ static void check_storage(const moe_quantized_weight *storage, uint64_t seed, mo
 static void test_quantized(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   uint64_t rng = test_seed(4);
-  for (int element = 0; element < ELEMENTS; element++)
+  static const float some;
+  for (int element = 0; element < ELEMENTS + INTEGERS; element++)
     for (int scaling = 0; scaling < MOE_WEIGHT_COUNT_; scaling++)
-      for (int layout = 0; layout < (scaling == MOE_WEIGHT_MX ? MOE_MX_LAYOUT_COUNT_ * MOE_MX_SCALES_COUNT_ : 4);
+      for (int layout = 0; layout < (scaling == MOE_WEIGHT_MX ? MOE_MX_LAYOUT_COUNT_ * MOE_MX_SCALES_COUNT_ : 10);
            layout += (int)test_cases(1, 3)) {
         moe_quantized_weight w = {.element = (moe_element)element, .scaling = (moe_weight_scaling)scaling};
         if (scaling == MOE_WEIGHT_MX) w.layout = (moe_mx_layout)(layout % MOE_MX_LAYOUT_COUNT_);
         if (scaling == MOE_WEIGHT_MX) w.scales_layout = (moe_mx_scales)(layout / MOE_MX_LAYOUT_COUNT_);
-        if (scaling == MOE_WEIGHT_BLOCK) w.block = layout % 2 ? 16 : 0, w.repeat = layout / 2 ? 3 : 0;
-        const int bits = elements[element].bits;
-        if (scaling == MOE_WEIGHT_MX ? !mx_storable(w.layout, w.scales_layout, bits, 1, 32) : bits != 8) continue;
+        if (scaling == MOE_WEIGHT_BLOCK) {
+          w.block = layout % 2 ? 16 : 0, w.repeat = layout / 2 ? 3 : 0, w.block_columns = layout / 4 ? 5 : 0;
+          w.first_k = layout % 3 * 5, w.first_column = layout % 4, w.scales_type = (moe_scales_type)(layout / 2);
+        } else if (scaling == MOE_WEIGHT_GROUP) {
+          w.block = 1 + layout * layout, w.first_k = layout / 2, w.scales_type = (moe_scales_type)(layout % 5);
+          if (layout % 2) w.global_scale = &some;
+          if (layout % 4 < 2 && w.element == MOE_ELEMENT_UINT4) w.zero_points = (const uint8_t *)&some;
+        }
+        if (!quantized_storable(&w, 1, 32)) continue;
         int isa = (int)test_random_range(&rng, 0, TEST_ISA_COUNT - 1);
         if (!test_use_isa(isa)) test_use_isa(isa = MOE_ISA_SCALAR);
         check_storage(&w, test_random(&rng), dtype, (layout + 1) / 2 % 2, isa);

@@ -114,7 +114,7 @@ static void check(const struct element *f, moe_quantize_mx_args *q, int64_t line
   moe_context ctx = {.parallel_for = test_pool_parallel_for,
                      .parallel_for_user = &pool,
                      .num_threads = (int32_t)test_random_range(rng, 1, 3)};
-  const int64_t n = lines * length, stride = f->bits == 8 ? length : (length + 1) / 2, groups = (length + 31) / 32;
+  const int64_t n = lines * length, stride = element_bytes(f, length), groups = (length + 31) / 32;
   struct buffers b = {
       .x = take(4 * n), .back = take(4 * n), .plain = take(4 * n + GUARD), .plain_back = take(4 * n + GUARD)};
   b.code_bytes = lines * stride, b.scale_bytes = lines * groups;
@@ -183,7 +183,7 @@ static void test_items(void **state) {
   enum { ROWS = 130, COLUMNS = 131239, PERIOD = 4099 };
   const struct element *f = (const struct element *)*state;
   const int64_t n = (int64_t)ROWS * COLUMNS, groups = (COLUMNS + 31) / 32;
-  const int64_t stride = f->bits == 8 ? COLUMNS : (COLUMNS + 1) / 2;
+  const int64_t stride = element_bytes(f, COLUMNS);
   uint64_t rng = 23;
   uint16_t *x = take(2 * n), *back = take(2 * n), *line = take(2 * COLUMNS);
   uint8_t *codes = take(ROWS * stride), *scales = take(ROWS * groups), *code = take(stride), *scale = take(groups);
@@ -306,7 +306,7 @@ static void test_bad_arguments(void **state) {
     bad.field = (value);                                                 \
     assert_int_equal(moe_dequantize_mx(&ctx, &bad), MOE_ERROR_##status); \
   } while (0)
-  REFUSED(element, (moe_element)ELEMENTS, INVALID_OPTION);
+  REFUSED(element, (moe_element)(ELEMENTS + 1), INVALID_OPTION);
   REFUSED_BACK(element, (moe_element)-1, INVALID_OPTION);
   REFUSED(dtype, (moe_dtype)TYPES, INVALID_OPTION);
   REFUSED_BACK(dtype, (moe_dtype)TYPES, INVALID_OPTION);

@@ -40,7 +40,7 @@ static void test_bad_operands(void **state) {
   REFUSED(gradients.field, value, "mx.gradients")
   REFUSED_EACH(enabled, 2);
   REFUSED_EACH(enabled, -1);
-  REFUSED_EACH(element, (moe_element)ELEMENTS);
+  REFUSED_EACH(element, (moe_element)(ELEMENTS + 1));
   REFUSED_EACH(element, (moe_element)-1);
   REFUSED_EACH(scale_rule, (moe_scale_rule)RULES);
   REFUSED_EACH(scale_rule, (moe_scale_rule)-1);

@@ -280,6 +280,9 @@ static void test_arrays(void **state) {
                                                                    .block_rows = i & 4 ? 1 : 0,
                                                                    .block_columns = i & 8 ? 128 : 0}),
          ctx);
+    CALL(moe_quantize_group(&ctx, &(moe_quantize_group_args){.rows = rows, .columns = columns, .group = 1 + i}), ctx);
+    CALL(moe_dequantize_group(&ctx, &(moe_dequantize_group_args){.rows = rows, .columns = columns, .group = 1 + i}),
+         ctx);
   }
 }
 

@@ -234,7 +234,7 @@ static void test_rounded(void **state) {
     layer_open(&l, &o, &s, 0);
     for (int j = 0; j < 2; j++) {
       x[j].a.element = (moe_element)((i + j) % ELEMENTS), x[j].rows = o.T, x[j].columns = o.H;
-      x[j].a.float_scales = x[j].a.element != MOE_ELEMENT_E2M1 && i / 8, x[j].a.block_rows = 1;
+      x[j].a.float_scales = elements[x[j].a.element].bits == 8 && i / 8, x[j].a.block_rows = 1;
       stored_make(&x[j], &rng);
     }
     use_everywhere(&l, &given);
@@ -484,6 +484,21 @@ static void use_quantize_scaled(int i, int64_t rows, int64_t columns) {
   use(FN_moe_dequantize_scaled, &d, NULL);
 }
 
+static void use_quantize_group(int i, int64_t rows, int64_t columns) {
+  float global = 1;
+  const moe_quantize_group_args q = {.element = (moe_element)(i % 12), .scales_type = (moe_scales_type)(i % 5),
+                                     .dtype = (moe_dtype)(i / 4 % 4), .rows = rows, .columns = columns,
+                                     .group = 1 + 37 * (i % 3), .global_scale = i % 5 == 3 ? &global : NULL,
+                                     .plain = moderate, .codes = codes, .scales = results};
+  const moe_dequantize_group_args d = {.element = q.element, .scales_type = q.scales_type, .dtype = q.dtype,
+                                       .rows = rows, .columns = columns, .group = q.group,
+                                       .global_scale = q.global_scale, .codes = codes, .scales = results,
+                                       .plain = slopes};
+  if (q.element == MOE_ELEMENT_MXINT8) return; /* for MX */
+  use(FN_moe_quantize_group, &q, NULL);
+  use(FN_moe_dequantize_group, &d, NULL);
+}
+
 static void test_quantize(void **state) {
   static const int64_t shapes[][2] = {{1, 1}, {3, 47}, {130, 300}, {2, 4096}};
   (void)state;
@@ -494,6 +509,7 @@ static void test_quantize(void **state) {
       snprintf(situation, sizeof situation, "number %d, %d x %d", i % 32, (int)s[0], (int)s[1]);
       use_quantize_mx(i % 32, s[0], s[1]);
       use_quantize_scaled(i % 32, s[0], s[1]);
+      use_quantize_group(i % 32, s[0], s[1]);
     }
   test_use_best_isa();
 }

@@ -133,7 +133,8 @@ MOE_FN moe_status moe_check_accumulate_(moe_context *ctx, uint32_t accumulate, u
 enum {
   MOE_ISA_COUNT_ = 0 MOE_ISA_LIST(MOE_ONE_),
   MOE_DTYPE_COUNT_ = 1 MOE_DTYPE_LIST(MOE_ONE_),
-  MOE_ELEMENT_COUNT_ = 0 MOE_ELEMENT_LIST(MOE_ONE_)
+  MOE_ELEMENT_COUNT_ = 0 MOE_ELEMENT_LIST(MOE_ONE_), /* without integers */
+  MOE_ELEMENT_ALL_ = MOE_ELEMENT_COUNT_ MOE_INTEGER_LIST(MOE_ONE_)
 };
 
 MOE_FN moe_dtype moe_or_(moe_dtype dtype, moe_dtype fallback) { return dtype == MOE_DTYPE_DEFAULT ? fallback : dtype; }

@@ -176,10 +176,8 @@ MOE_FN void moe_layer_list_(const moe_blockwise_ *call, int dropping, moe_tensor
   MOE_LIST_(tensors, own);
   tensors->experts = l->E;
   if (l->orders.per_expert) tensors->each = 1 << MOE_LAYER_GATE_UP_ | 1 << MOE_LAYER_DOWN_ | 1 << MOE_LAYER_UP_;
-  moe_quantized_list_(&call->gate_up.quantized, "quantized_gate_up_proj_weight->codes",
-                      "quantized_gate_up_proj_weight->scales", tensors);
-  moe_quantized_list_(&call->down.quantized, "quantized_down_proj_weight->codes", "quantized_down_proj_weight->scales",
-                      tensors);
+  MOE_QUANTIZED_LIST_(&call->gate_up.quantized, "quantized_gate_up_proj_weight", tensors);
+  MOE_QUANTIZED_LIST_(&call->down.quantized, "quantized_down_proj_weight", tensors);
   moe_quantized_activation_list_(l->quantized_hidden_states, l->T, l->H, "quantized_hidden_states->codes",
                                  "quantized_hidden_states->scales", tensors);
 }
@@ -197,8 +195,8 @@ MOE_FN moe_status moe_check_in_scales_(moe_context *ctx, const char *name, const
 MOE_FN moe_status moe_check_layer_scales_(moe_context *ctx, const moe_blockwise_ *call) {
   MOE_TRY(moe_check_in_scales_(ctx, "mx.gate_up_in_scale", call->layer.mx.gate_up_in_scale, call->layer.E));
   MOE_TRY(moe_check_in_scales_(ctx, "mx.down_in_scale", call->layer.mx.down_in_scale, call->layer.E));
-  MOE_TRY(moe_quantized_check_scales_(ctx, &call->gate_up.quantized, "quantized_gate_up_proj_weight->scales"));
-  MOE_TRY(moe_quantized_check_scales_(ctx, &call->down.quantized, "quantized_down_proj_weight->scales"));
+  MOE_TRY(MOE_QUANTIZED_CHECK_SCALES_(ctx, &call->gate_up.quantized, "quantized_gate_up_proj_weight"));
+  MOE_TRY(MOE_QUANTIZED_CHECK_SCALES_(ctx, &call->down.quantized, "quantized_down_proj_weight"));
   return moe_quantized_activation_check_scales_(ctx, call->layer.quantized_hidden_states, call->layer.T, call->layer.H,
                                                 "quantized_hidden_states->scales");
 }

@@ -53,7 +53,7 @@ MOE_FN void moe_grouped_list_(const moe_grouped_ *g, moe_tensors_ *tensors) {
       {"bias_grad", dw ? args->bias_grad : NULL, moe_mul3_(args->E, args->N, grad), grad, result},
   };
   MOE_LIST_(tensors, own);
-  moe_quantized_list_(&g->weight.quantized, "quantized_W->codes", "quantized_W->scales", tensors);
+  MOE_QUANTIZED_LIST_(&g->weight.quantized, "quantized_W", tensors);
 }
 
 MOE_FN moe_status moe_grouped_check_options_(moe_context *ctx, const moe_grouped_gemm_args *args) {
@@ -108,7 +108,7 @@ MOE_FN moe_status moe_grouped_check_contents_(moe_context *ctx, const void *stat
   const moe_grouped_gemm_args *args = g->args;
   if (g->op != MOE_GROUPED_DW)
     MOE_TRY(moe_packed_check_(ctx, &g->weight, "packed_W", args->packed_W, args->packed_W_bytes));
-  MOE_TRY(moe_quantized_check_scales_(ctx, &g->weight.quantized, "quantized_W->scales"));
+  MOE_TRY(MOE_QUANTIZED_CHECK_SCALES_(ctx, &g->weight.quantized, "quantized_W"));
   int64_t rows = 0;
   for (int64_t e = 0; e < args->E; e++) {
     if (args->m_sizes[e] < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "m_sizes", "has a negative count");

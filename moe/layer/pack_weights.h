@@ -210,7 +210,7 @@ MOE_FN moe_status moe_pack_check_(moe_context *ctx, void *state, const moe_call_
   MOE_LIST_(tensors, own);
   tensors->experts = args->E;
   if (args->orders.per_expert) tensors->each = 1 | 1 << 2;
-  moe_quantized_list_(&job->packed.quantized, "quantized_weight->codes", "quantized_weight->scales", tensors);
+  MOE_QUANTIZED_LIST_(&job->packed.quantized, "quantized_weight", tensors);
   return MOE_OK;
 }
 
@@ -224,7 +224,7 @@ MOE_FN moe_status moe_pack_check_contents_(moe_context *ctx, const void *state) 
   const moe_pack_job_ *job = (const moe_pack_job_ *)state;
   if (job->args->packed_bytes < (size_t)moe_packed_bytes_(&job->packed))
     return moe_fail_(ctx, MOE_ERROR_WORKSPACE, "packed_bytes", "is smaller than moe_pack_weights_*_size says");
-  return moe_quantized_check_scales_(ctx, &job->packed.quantized, "quantized_weight->scales");
+  return MOE_QUANTIZED_CHECK_SCALES_(ctx, &job->packed.quantized, "quantized_weight");
 }
 
 MOE_FN moe_status moe_pack_run_(moe_context *ctx, void *state) {

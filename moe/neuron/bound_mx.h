@@ -42,6 +42,7 @@ MOE_FN void moe_neuron_code_(const moe_mx_rounding *rule, const float *x, int64_
   case MOE_ELEMENT_##NAME: (void)moe_##name##_from_f32(NULL, codes, x, n, rule->cast); break;
     MOE_ELEMENT_LIST(MOE_NEURON_CASE_)
 #undef MOE_NEURON_CASE_
+    default: break; /* describe.h refuses integers */
   }
 }
 MOE_FN void moe_neuron_codes_(moe_element element, const uint8_t *codes, int64_t n, float *to) {
@@ -50,6 +51,7 @@ MOE_FN void moe_neuron_codes_(moe_element element, const uint8_t *codes, int64_t
   case MOE_ELEMENT_##NAME: (void)moe_##name##_to_f32(NULL, to, codes, n); break;
     MOE_ELEMENT_LIST(MOE_NEURON_CASE_)
 #undef MOE_NEURON_CASE_
+    default: break; /* describe.h refuses integers */
   }
 }
 

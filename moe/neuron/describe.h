@@ -185,6 +185,17 @@ MOE_FN int64_t moe_neuron_weight_row_(const moe_neuron_weight_ *w, int64_t e, in
   return expert + p * (w->order == MOE_ORDER_OUT_IN ? w->columns : 1) * w->K + k;
 }
 
+/* Bytes of n codes. */
+MOE_FN int64_t moe_neuron_code_bytes_(moe_element element, int64_t n) {
+  static const int bits[] = {
+#define MOE_NEURON_BITS_(name, NAME, bits, ...) bits,
+      MOE_ELEMENT_LIST(MOE_NEURON_BITS_)
+#undef MOE_NEURON_BITS_
+          8, /* MXINT8 */
+  };
+  return (n * bits[element] + 7) / 8;
+}
+
 MOE_FN moe_nrt_dtype moe_neuron_element_(moe_element element) {
   switch (element) {
     case MOE_ELEMENT_E4M3FN:
@@ -256,7 +267,11 @@ MOE_FN moe_status moe_neuron_add_mx_weight_(moe_context *ctx, moe_neuron_call_ *
 /* A weight as it is stored: plain, or codes and scales. */
 MOE_FN moe_status moe_neuron_add_weight_(moe_context *ctx, moe_neuron_call_ *call, const moe_neuron_weight_ *w) {
   int64_t shape[5];
-  if (w->quantized && w->quantized->scaling == MOE_WEIGHT_MX) return moe_neuron_add_mx_weight_(ctx, call, w);
+  const moe_quantized_weight *q = w->quantized;
+  if (q && q->scaling == MOE_WEIGHT_MX) return moe_neuron_add_mx_weight_(ctx, call, w);
+  if (q && (q->scaling == MOE_WEIGHT_GROUP ||
+            (q->scaling == MOE_WEIGHT_BLOCK && (q->block_columns || q->first_k || q->first_column || q->scales_type))))
+    return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "%s has scales that Trainium's kernels do not take", w->name);
   if (w->quantized) {
     moe_neuron_weight_ codes = *w;
     if (w->parts > 1 || w->down_scales) codes.order = MOE_ORDER_IN_OUT, codes.apart = 0;
@@ -295,7 +310,7 @@ MOE_FN void moe_neuron_add_hidden_(moe_neuron_call_ *call, const char *name, con
     moe_neuron_pad_row_(operand);
     return;
   }
-  const int64_t columns = a->element == MOE_ELEMENT_E2M1 ? moe_ceil_div_(H, 2) : H;
+  const int64_t columns = moe_neuron_code_bytes_(a->element, H);
   operand = moe_neuron_add_(call, name, a->codes, moe_neuron_element_(a->element), MOE_NEURON_SHAPE_(T, columns));
   moe_neuron_pad_row_(operand);
   const int64_t rows = !a->float_scales ? T : a->block_rows ? moe_ceil_div_(T, a->block_rows) : 1;
@@ -333,7 +348,11 @@ MOE_FN moe_status moe_neuron_add_layer_(moe_context *ctx, moe_neuron_call_ *call
                                         int dropping, int mx_bias) {
   const moe_neuron_weight_ gate_up = moe_neuron_gate_up_weight_(l, call->dtype);
   const moe_neuron_weight_ down = moe_neuron_down_weight_(l, call->dtype);
+  const moe_mx_rounding *rounding[] = {&l->mx.activations, &l->mx.weights, &l->mx.gradients};
   moe_neuron_operand *o;
+  for (int i = 0; i < 3; i++)
+    if (rounding[i]->enabled && rounding[i]->element >= MOE_ELEMENT_MXINT8)
+      return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "mx rounds to an element that Trainium's kernels do not take");
   MOE_NEURON_TRY_(moe_neuron_check_ids_(ctx, l, dropping));
   moe_neuron_add_hidden_(call, "hidden_states", "hidden_states_scale", l->hidden_states, l->quantized_hidden_states,
                          l->T, l->H);

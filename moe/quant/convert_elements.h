@@ -21,13 +21,9 @@ enum { MOE_ELEMENT_CHUNK_ = 1 << 16 };
 MOE_FN void moe_element_chunk_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_element_job_ *job = (const moe_element_job_ *)arg;
   const int64_t at = item * MOE_ELEMENT_CHUNK_, n = moe_min_(MOE_ELEMENT_CHUNK_, job->n - at);
-  const int64_t code = moe_element_bytes_(at, job->format.bits);
   (void)worker;
-  if (job->decode)
-    job->kernels->quant->load_codes[moe_wide_(&job->format)](job->to + at, job->codes + code, n, &job->format);
-  else
-    job->kernels->quant->store_codes[moe_wide_(&job->format)](job->to_codes + code, job->from + at, n, &job->format,
-                                                              &job->cast);
+  if (job->decode) moe_stored_load_(job->kernels, &job->format, job->to + at, job->codes, at, n, 0);
+  else moe_stored_store_(job->kernels, &job->format, &job->cast, job->to_codes, at, n, job->from + at, 0);
 }
 
 MOE_FN void moe_e8m0_chunk_(void *arg, int64_t item, moe_worker_ *worker) {

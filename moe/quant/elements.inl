@@ -10,7 +10,7 @@ MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, cons
   const MOE_V(i) none = MOE_V(set1i)(0u), less = MOE_V(maxi)(MOE_V(subi)(given, MOE_V(set1i)(cast->to_zero)), none);
   const MOE_V(i) magnitude = MOE_V(ori)(less, MOE_V(set1i)(cast->away | cast->to_zero)), magic = MOE_V(set1i)(f->magic);
   const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, f->shift), MOE_V(set1i)(1u));
-  MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->bits - 1);
+  MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->sign);
   const MOE_V(f) tiny = MOE_V(add)(MOE_V(castf)(magnitude), MOE_V(castf)(magic));
   const MOE_V(m) subnormal = MOE_V(lti)(magnitude, MOE_V(set1i)(f->rebias + (1u << 23)));
   const uint32_t below_half = (1u << (f->shift - 1)) - 1u;

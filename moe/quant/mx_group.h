@@ -5,7 +5,7 @@
 
 MOE_FN uint32_t moe_mx_scale_byte_(const moe_scale_ *rule, uint32_t amax) {
   const int32_t byte = (int32_t)((amax + rule->round) >> 23) + rule->offset;
-  return byte < 0 ? 0u : (uint32_t)byte;
+  return byte < 0 ? 0u : byte > 254 ? 254u : (uint32_t)byte;
 }
 
 MOE_FN uint32_t moe_mx_finite_magnitude_(const float *x, int64_t n) {
@@ -32,13 +32,13 @@ MOE_FN uint32_t moe_mx_encode_(const moe_kernels *kernels, const moe_element_for
   } else {
     kernels->vec->scale_row(x, moe_e8m0_(254 - byte), n);
   }
-  kernels->quant->store_codes[moe_wide_(format)](codes, x, n, format, cast);
+  moe_stored_store_(kernels, format, cast, codes, 0, n, x, format->zero);
   return byte;
 }
 
 MOE_FN void moe_mx_decode_(const moe_kernels *kernels, const moe_element_format_ *format, const uint8_t *codes,
                            uint32_t byte, float *x, int64_t n) {
-  kernels->quant->load_codes[moe_wide_(format)](x, codes, n, format);
+  moe_stored_load_(kernels, format, x, codes, 0, n, format->zero);
   kernels->vec->scale_row(x, moe_e8m0_(byte), n);
 }
 

@@ -7,7 +7,7 @@
 MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
   MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
   if (!rounding->enabled) return MOE_OK;
-  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_mx_element_(ctx, name, rounding->element));
   MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_COUNT_));
   MOE_TRY(moe_check_cast_(ctx, name, rounding->cast));
   return MOE_OK;

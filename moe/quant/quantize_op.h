@@ -1,4 +1,4 @@
-/* The operations moe_quantize_mx, moe_quantize_scaled, and back. */
+/* The operations moe_quantize_mx, moe_quantize_scaled, moe_quantize_group, and back. */
 #ifndef MOE_QUANT_QUANTIZE_OP_H
 #define MOE_QUANT_QUANTIZE_OP_H
 
@@ -29,7 +29,7 @@ MOE_FN moe_status moe_mx_quantize_list_(moe_context *ctx, moe_mx_quantize_job_ *
 MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
   moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
   const moe_quantize_mx_args *args = (const moe_quantize_mx_args *)call->args;
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_mx_element_(ctx, "element", args->element));
   MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_COUNT_));
   MOE_TRY(moe_check_cast_(ctx, "cast", args->cast));
   job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed;
@@ -45,7 +45,7 @@ MOE_FN moe_status moe_dequantize_mx_check_(moe_context *ctx, void *state, const 
                                            moe_tensors_ *tensors) {
   moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
   const moe_dequantize_mx_args *args = (const moe_dequantize_mx_args *)call->args;
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
+  MOE_TRY(moe_check_mx_element_(ctx, "element", args->element));
   job->format = moe_element_format_of_(args->element), job->cast = moe_cast_of_(args->element, 0);
   job->numbers = moe_numbers_of_(&job->format, &job->cast);
   job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed, job->decode = 1;
@@ -160,6 +160,110 @@ static const moe_op_ moe_dequantize_scaled_op_ = {moe_dequantize_scaled_check_, 
 MOE_OP_(moe_quantize_scaled, moe_quantize_scaled_args, moe_quantize_scaled_op_, moe_scaled_job_,
         .dtype = MOE_DTYPE_DEFAULT)
 MOE_OP_(moe_dequantize_scaled, moe_dequantize_scaled_args, moe_dequantize_scaled_op_, moe_scaled_job_,
+        .dtype = MOE_DTYPE_DEFAULT)
+
+/* ---------------------------------------------------------------------------------------------------------- groups */
+
+/* What both directions check; their tensors. */
+MOE_FN moe_status moe_group_list_(moe_context *ctx, moe_group_job_ *job, moe_element element, moe_tensors_ *tensors) {
+  MOE_TRY(moe_check_context_(ctx));
+  MOE_TRY(moe_check_group_element_(ctx, "element", element));
+  MOE_TRY(moe_check_enum_(ctx, "scales_type", (int)job->type, MOE_SCALES_COUNT_));
+  MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
+  MOE_TRY(moe_check_not_negative_(ctx, "rows", job->rows));
+  MOE_TRY(moe_check_not_negative_(ctx, "columns", job->columns));
+  MOE_TRY(moe_check_positive_(ctx, "group", job->group));
+  if (job->zero_points && element != MOE_ELEMENT_UINT4)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "zero_points", "are for UINT4 only");
+  job->format = moe_element_format_of_(element);
+  job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
+  job->size = moe_dtype_bytes_(job->dtype);
+  job->group = moe_min_(job->group, moe_max_(1, job->columns));
+  job->groups = moe_ceil_div_(job->columns, job->group);
+  job->code_stride = moe_element_bytes_(job->columns, job->format.bits);
+  job->height = moe_max_(1, (1 << 15) / moe_max_(1, job->columns));
+  const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), each = moe_scales_bytes_(job->type);
+  const int64_t codes = moe_mul_(job->rows, job->code_stride), scales = moe_mul_(job->rows, job->groups);
+  const moe_role_ plain_role = job->decode ? MOE_OUTPUT : MOE_INPUT, code_role = job->decode ? MOE_INPUT : MOE_OUTPUT;
+  const int in = job->decode || job->given, global_in = in || job->global_given;
+  const moe_tensor_ own[] = {
+      {"plain", job->plain, plain, job->size, plain_role},
+      {"codes", job->codes, codes, 1, code_role},
+      {"scales", job->scales, moe_mul_(scales, each), each, in ? MOE_INPUT : MOE_OUTPUT},
+      {"global_scale", job->global, 4, 4, global_in ? MOE_INPUT_OPTIONAL : MOE_OUTPUT_OPTIONAL},
+      {"zero_points", job->zero_points, scales, 1, in ? MOE_INPUT_OPTIONAL : MOE_OUTPUT_OPTIONAL}};
+  return MOE_LIST_(tensors, own);
+}
+
+MOE_FN moe_status moe_quantize_group_check_(moe_context *ctx, void *state, const moe_call_ *call,
+                                            moe_tensors_ *tensors) {
+  moe_group_job_ *job = (moe_group_job_ *)state;
+  const moe_quantize_group_args *args = (const moe_quantize_group_args *)call->args;
+  MOE_TRY(moe_check_group_element_(ctx, "element", args->element));
+  MOE_TRY(moe_check_cast_(ctx, "cast", args->cast));
+  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
+  MOE_TRY(moe_check_flag_(ctx, "global_scale_given", args->global_scale_given));
+  job->dtype = args->dtype, job->type = args->scales_type;
+  job->given = args->scales_given, job->global_given = args->global_scale_given;
+  job->rows = args->rows, job->columns = args->columns, job->group = args->group;
+  job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;
+  job->global = args->global_scale, job->zero_points = args->zero_points;
+  job->cast = moe_cast_scaled_(args->element, args->cast);
+  if (job->global && !job->global_given && job->given)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "global_scale_given", "must be 1 where scales are given");
+  if (job->global && !job->global_given && job->type != MOE_SCALES_E4M3FN)
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "global_scale", "is computed for E4M3FN scales only");
+  return moe_group_list_(ctx, job, args->element, tensors);
+}
+
+MOE_FN moe_status moe_dequantize_group_check_(moe_context *ctx, void *state, const moe_call_ *call,
+                                              moe_tensors_ *tensors) {
+  moe_group_job_ *job = (moe_group_job_ *)state;
+  const moe_dequantize_group_args *args = (const moe_dequantize_group_args *)call->args;
+  job->decode = 1, job->dtype = args->dtype, job->type = args->scales_type;
+  job->rows = args->rows, job->columns = args->columns, job->group = args->group;
+  job->plain = (char *)args->plain, job->codes = (uint8_t *)(uintptr_t)args->codes;
+  job->scales = (void *)(uintptr_t)args->scales, job->global = (float *)(uintptr_t)args->global_scale;
+  job->zero_points = (uint8_t *)(uintptr_t)args->zero_points;
+  return moe_group_list_(ctx, job, args->element, tensors);
+}
+
+MOE_FN moe_status moe_quantize_group_check_contents_(moe_context *ctx, const void *state) {
+  const moe_group_job_ *job = (const moe_group_job_ *)state;
+  if (job->global && job->global_given) {
+    MOE_TRY(moe_check_finite_(ctx, "global_scale", job->global));
+    if (*job->global <= 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "global_scale", "must be above 0");
+  }
+  if (!job->given) return MOE_OK;
+  const int64_t n = job->rows * job->groups;
+  MOE_TRY(moe_check_scales_(ctx, "scales", job->type, job->scales, n, 1));
+  if (moe_group_any_negative_(job, n))
+    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "scales", "must not be negative");
+  return MOE_OK;
+}
+
+MOE_FN moe_status moe_group_run_(moe_context *ctx, void *state) {
+  moe_group_job_ *job = (moe_group_job_ *)state;
+  const int64_t items = moe_ceil_div_(job->rows, job->height);
+  const uint8_t most = (uint8_t)job->format.max;
+  job->kernels = moe_kernels_();
+  job->kernels->quant->load_codes[moe_wide_(&job->format)](&job->largest, &most, 1, &job->format);
+  if (job->format.zero) job->largest = (float)(job->format.zero - 1);
+  if (!job->decode && job->global && !job->global_given) {
+    MOE_TRY(moe_run_items_(ctx, items, moe_group_amax_item_, job));
+    const moe_fpenv_ saved = moe_fpenv_enter_();
+    const float amax = moe_castf_scalar((uint32_t)atomic_load_explicit(&job->most, memory_order_relaxed));
+    *job->global = amax == 0.0f ? 1.0f : moe_group_at_least_(amax / (job->largest * 448.0f));
+    moe_fpenv_restore_(saved);
+  }
+  return job->columns == 0 ? MOE_OK : moe_run_items_(ctx, items, moe_group_item_, job);
+}
+
+static const moe_op_ moe_quantize_group_op_ = {moe_quantize_group_check_, NULL, moe_group_run_,
+                                               moe_quantize_group_check_contents_, NULL};
+static const moe_op_ moe_dequantize_group_op_ = {moe_dequantize_group_check_, NULL, moe_group_run_, NULL, NULL};
+MOE_OP_(moe_quantize_group, moe_quantize_group_args, moe_quantize_group_op_, moe_group_job_, .dtype = MOE_DTYPE_DEFAULT)
+MOE_OP_(moe_dequantize_group, moe_dequantize_group_args, moe_dequantize_group_op_, moe_group_job_,
         .dtype = MOE_DTYPE_DEFAULT)
 
 #endif

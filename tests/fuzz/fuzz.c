@@ -9,6 +9,7 @@
 #include "mlp.h"
 #include "mx.h"
 #include "routing.h"
+#include "groups.h"
 #include "scaled.h"
 #include "tune.h"
 
@@ -17,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static void (*const kinds[])(fuzz_input *, moe_context *) = {
       fuzz_elements,    fuzz_layouts, fuzz_vectors, fuzz_mx,    fuzz_mx_back,    fuzz_scaled,
-      fuzz_scaled_back, fuzz_layers,  fuzz_routing, fuzz_ranks, fuzz_face_layer, fuzz_tune,
+      fuzz_scaled_back, fuzz_layers,  fuzz_routing, fuzz_groups, fuzz_ranks, fuzz_face_layer, fuzz_tune,
       fuzz_grouped,     fuzz_matmul,  fuzz_mlp,
   };
   fuzz_input in = {data, size, 0, 1};

@@ -20,6 +20,7 @@ static moe_mxfp8_format fuzz_mxfp8_format(fuzz_input *in) {
   const int which = (int)fuzz_take(in, 1);
   moe_mxfp8_format f = {(moe_element)fuzz_enum(in, 4), fuzz_enum(in, 2),
                         (moe_scale_rule)fuzz_enum(in, MOE_SCALE_COUNT_), layout[which == 255 ? 4 : which % 4]};
+  if ((int)f.element == 4) f.element = MOE_ELEMENT_INT8; /* beyond the four */
   if (which == 255 || f.element == MOE_ELEMENT_E2M1) in->legal = 0;
   return f;
 }

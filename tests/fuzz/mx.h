@@ -23,7 +23,7 @@ typedef struct fuzz_mx_pair {
 static fuzz_mx_pair fuzz_mx_pair_of(fuzz_input *in) {
   fuzz_mx_pair p;
   memset(&p, 0, sizeof p);
-  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
+  p.from.element = fuzz_element(in), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
   p.from.transposed = fuzz_enum(in, 2);
   p.from.rows = fuzz_length(in, 0, 100, 13), p.from.columns = fuzz_length(in, 0, 100, 13);
   p.to.element = p.from.element, p.to.dtype = p.from.dtype, p.to.transposed = p.from.transposed;
@@ -32,7 +32,7 @@ static fuzz_mx_pair fuzz_mx_pair_of(fuzz_input *in) {
   p.length = p.from.transposed ? p.from.rows : p.from.columns;
   p.groups = fuzz_ceil(p.length, 32), p.code_stride = p.length, p.size = 4;
   if (!in->legal) return p;
-  if (elements[p.from.element].bits == 4) p.code_stride = fuzz_ceil(p.length, 2);
+  p.code_stride = element_bytes(&elements[p.from.element], p.length);
   p.size = (int64_t)moe_dtype_size(fuzz_or_f32(p.from.dtype));
   return p;
 }

@@ -20,7 +20,7 @@ typedef struct fuzz_scaled_pair {
 static fuzz_scaled_pair fuzz_scaled_pair_of(fuzz_input *in) {
   fuzz_scaled_pair p;
   memset(&p, 0, sizeof p);
-  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
+  p.from.element = fuzz_element(in), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
   p.from.rows = fuzz_length(in, 0, 100, 13), p.from.columns = fuzz_length(in, 0, 100, 13);
   p.from.block_rows = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;
   p.from.block_columns = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;

@@ -206,7 +206,7 @@ static inline double carried_gamma(double n) { return n * 0x1p-24 / (1 - n * 0x1
 /* The weight that the forward multiplies, without what multiplies the sums; that of the backward. */
 static inline int grouped_scaled_after(const grouped_case *c) {
   const moe_weight_scaling s = c->q.weight.scaling;
-  return c->o.quantized && s != MOE_WEIGHT_MX && s != MOE_WEIGHT_BLOCK;
+  return c->o.quantized && s != MOE_WEIGHT_MX && s != MOE_WEIGHT_BLOCK && s != MOE_WEIGHT_GROUP;
 }
 static inline double grouped_w(const grouped_case *c, int64_t e, int64_t n, int64_t k, int backward) {
   if (!c->o.quantized) return test_tensor_get(&c->w, grouped_w_at(c, e, n, k));
