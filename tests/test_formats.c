@@ -96,6 +96,21 @@ static void test_nvfp4_by_hand(void **state) {
     if (codes[i] != want[i]) fail_msg("byte %d: %02x, not %02x", i, codes[i], want[i]);
 }
 
+/* ggml takes the first of its 16 values, doubled, that is nearest: MOE_CAST_HALF_TO_ZERO. */
+static void test_ggml_ties(void **state) {
+  (void)state;
+  static const int values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  for (int i = -1000; i <= 1001; i++) {
+    const float x = i == 1001 ? (float)NAN : (float)i / 128;
+    int best = 0;
+    uint8_t code;
+    for (int c = 1; c < 16; c++)
+      if (fabs(values[c] - 2 * (double)x) < fabs(values[best] - 2 * (double)x)) best = c;
+    assert_int_equal(moe_e2m1_from_f32(NULL, &code, &x, 1, MOE_CAST_HALF_TO_ZERO), MOE_OK);
+    if (code != best) fail_msg("%a: code %d, not %d", (double)x, code, best);
+  }
+}
+
 /* From -3 to 12 in steps of 1: the scale is 12/15 + 3/15, which is 1, and codes are x + 3. And a group so wide that
    high - low is infinite. */
 static void test_zero_points_by_hand(void **state) {
@@ -416,7 +431,7 @@ static void test_mxint8(void **state) {
       const int exponent = j / COLUMNS == 6 ? 64 : (j / COLUMNS * 60 + j % COLUMNS / 32 * 2) - 230; /* of a group */
       x[j] = (float)ldexp((double)(int64_t)test_random(&rng), exponent - (int)test_random_range(&rng, 0, 5));
       if (test_random_chance(&rng, 3))
-        x[j] = (float)ldexp(test_random_range(&rng, -255, 255), exponent + 55); /* ties */
+        x[j] = (float)ldexp((double)test_random_range(&rng, -255, 255), exponent + 55); /* ties */
       if (test_random_chance(&rng, 400)) x[j] = (float)NAN;
     }
     const moe_quantize_mx_args q = {.element = f->id,
@@ -602,9 +617,15 @@ static void test_bad_input(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_values), cmocka_unit_test(test_nvfp4_by_hand), cmocka_unit_test(test_zero_points_by_hand),
-      cmocka_unit_test(test_groups), cmocka_unit_test(test_every_scale),   cmocka_unit_test(test_mxint8),
-      cmocka_unit_test(test_layer),  cmocka_unit_test(test_bad_input),
+      cmocka_unit_test(test_values),
+      cmocka_unit_test(test_nvfp4_by_hand),
+      cmocka_unit_test(test_zero_points_by_hand),
+      cmocka_unit_test(test_ggml_ties),
+      cmocka_unit_test(test_groups),
+      cmocka_unit_test(test_every_scale),
+      cmocka_unit_test(test_mxint8),
+      cmocka_unit_test(test_layer),
+      cmocka_unit_test(test_bad_input),
   };
   return cmocka_run_group_tests_name("formats", tests, NULL, NULL);
 }

@@ -43,9 +43,11 @@ typedef enum moe_topk_mode {
    and bias_grad are 0. There may be no tokens: tensors without elements may be NULL.
    quantized_W stands for W in forward and dx, as moe_quantized_weight says of the forward and the backward. Groups and
    blocks along K are those of the forward's contraction. An MX weight is one part with N columns, stored as its layout
-   has that, whatever weight_order is. Float scales:
+   has that, whatever weight_order is; so is GROUP: codes [E,N,ceil(K*bits/8)]. Scales:
      STATIC [1]   STATIC_PER_EXPERT [E]   COLUMN [N]   COLUMN_PER_EXPERT [E,N]
-     BLOCK [E,ceil(N/block),ceil(K/block),repeat], of MOE_GROUPED_EKN [E,ceil(K/block),ceil(N/block),repeat]
+     BLOCK [E,ceil(N/block_columns),ceil(K/block),repeat], of MOE_GROUPED_EKN
+           [E,ceil(K/block),ceil(N/block_columns),repeat]
+     GROUP [E,N,ceil(K/block)], global_scale [E]
    packed_W is made by moe_pack_weights_*, of MOE_GROUPED_ENK as MOE_PACK_GROUPED, of MOE_GROUPED_EKN as MOE_PACK_DOWN
    with rows K and columns N; for dx with `backward`.
    Of Unsloth's other arguments NUM_SMS is ctx.num_threads; TMA, FLATTEN and block sizes have no counterpart.

@@ -259,8 +259,9 @@ typedef enum moe_weight_scaling {
   MOE_WEIGHT_MX = 0,                 /* as layout and scales_layout say */
   MOE_WEIGHT_STATIC = 1,             /* [2]; [1] */
   MOE_WEIGHT_COLUMN = 2,             /* [2,I]; [H] */
-  MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block),repeat];
-                                        [E,ceil(I/block),ceil(H/block),repeat]. Of the last axis the first is read */
+  MOE_WEIGHT_BLOCK = 3,              /* [E,ceil(H/block),2,ceil(I/block_columns),repeat];
+                                        [E,ceil(I/block),ceil(H/block_columns),repeat]. Of the last axis the first is
+                                        read */
   MOE_WEIGHT_STATIC_PER_EXPERT = 4,  /* [E,2]; [E] */
   MOE_WEIGHT_COLUMN_PER_EXPERT = 5,  /* [E,2,I]; [E,H]. nkilib's "row" scales; for the order in which it stores those of
                                         down see MOE_NKI_DOWN_SCALE */
