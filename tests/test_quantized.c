@@ -100,6 +100,7 @@ static void test_float_scales(void **state) {
     s.gate_up.scaling = (moe_weight_scaling)(1 + i % 5), s.down.scaling = (moe_weight_scaling)(1 + i / 5 % 5);
     s.gate_up.block = s.down.block = blocks[i % 5], s.gate_up.repeat = s.down.repeat = repeats[i % 3];
     s.gate_up.element = s.down.element = element_wide(i);
+    s.gate_up.out_in = i / 2 % 2, s.down.out_in = i % 2;
     s.powers = test_dtype_narrow(dtype) || s.gate_up.scaling != MOE_WEIGHT_BLOCK || s.down.scaling != MOE_WEIGHT_BLOCK;
     struct problem_options o =
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
@@ -119,6 +120,7 @@ static moe_quantized_weight random_blocks(uint64_t *rng, int64_t i, int fp16) {
   while (!quantized_storable(&w, 1, 1) || (fp16 && element_of(w.element)->largest > 50000));
   w.block = lengths[test_random_range(rng, 0, 8)], w.block_columns = lengths[test_random_range(rng, 0, 8)];
   w.first_k = test_random_range(rng, 0, (int)w.block - 1);
+  w.out_in = test_random_chance(rng, 2);
   if (w.scaling == MOE_WEIGHT_BLOCK) w.first_column = test_random_range(rng, 0, (int)w.block_columns - 1);
   else w.first_column = -7; /* not read */
   w.scales_type = (moe_scales_type)test_random_range(rng, 0, MOE_SCALES_COUNT_ - 1);

@@ -136,6 +136,8 @@ static void test_bad_groups(void **state) {
   REFUSE_BLOCKS(first_column = 16, "first_column is not within a block");
   REFUSE_BLOCKS(first_column = -1, "first_column is not within a block");
   REFUSE_BLOCKS(block_columns = 8; l.gate_up.weight.first_column = 8, "first_column is not within a block");
+  l.gate_up.weight = good_blocks, l.gate_up.weight.out_in = 2;
+  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "out_in must be 0 or 1");
   l.gate_up.weight = good_blocks, l.gate_up.weight.global_scale = some;
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "global_scale is for GROUP only");
   l.gate_up.weight = (moe_quantized_weight){.element = MOE_ELEMENT_E2M3, .layout = MOE_MX_LAYOUT_NKI_1X32};

@@ -250,9 +250,9 @@ MOE_API moe_status moe_dequantize_group(moe_context *ctx, const moe_dequantize_g
 /* ----------------------------------------------------------------------------------- tensors as they are stored */
 
 /* The scales of a quantised weight, and their shapes: of gate and up; of down. MX has E8M0 scales. STATIC, COLUMN and
-   BLOCK have float scales, 8-bit floating-point elements, and codes in the order of the plain weight: [E,H,2,I];
-   [E,I,H]. GROUP has elements as in moe_quantize_group, codes [E,2,I,ceil(H*bits/8)]; [E,H,ceil(I*bits/8)], which are
-   checkpoints' rows. A block of BLOCK is `block` elements along H (of down I), the axis that products contract, times
+   BLOCK have float scales, 8-bit floating-point elements, and codes [E,H,2,I]; [E,I,H], or as out_in says. GROUP has
+   elements as in moe_quantize_group, codes [E,2,I,ceil(H*bits/8)]; [E,H,ceil(I*bits/8)], which are checkpoints' rows. A
+   block of BLOCK is `block` elements along H (of down I), the axis that products contract, times
    block_columns; a group is `block` elements along that axis. A weight may be a slice that begins within a block, at
    its element first_k and column first_column: below, H is then first_k + H, and so on. */
 typedef enum moe_weight_scaling {
@@ -294,6 +294,9 @@ typedef struct moe_quantized_weight {
   moe_scales_type scales_type; /* read for BLOCK and GROUP */
   const float *global_scale;   /* GROUP (optional): [E,2], gate's and up's own; [E] */
   const uint8_t *zero_points;  /* GROUP of UINT4 (optional): as many as scales, a byte each */
+  int out_in;                  /* read for STATIC, COLUMN and BLOCK: 1: rows of checkpoints, codes [E,2,I,H]; [E,H,I], and
+                                  BLOCK's scales [E,2,ceil(I/block_columns),ceil(H/block),repeat];
+                                  [E,ceil(H/block_columns),ceil(I/block),repeat] (DeepSeek-V3, Qwen3-FP8) */
 } moe_quantized_weight;
 
 /* Activations [T,H] or their gradients as they are stored, which the layer reads in place of plain ones. They are what

@@ -272,6 +272,8 @@ MOE_FN moe_status moe_neuron_add_weight_(moe_context *ctx, moe_neuron_call_ *cal
   if (q && (q->scaling == MOE_WEIGHT_GROUP ||
             (q->scaling == MOE_WEIGHT_BLOCK && (q->block_columns || q->first_k || q->first_column || q->scales_type))))
     return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "%s has scales that Trainium's kernels do not take", w->name);
+  if (q && q->out_in)
+    return moe_neuron_fail_(ctx, MOE_ERROR_UNSUPPORTED, "%s is in rows, which Trainium's kernels do not take", w->name);
   if (w->quantized) {
     moe_neuron_weight_ codes = *w;
     if (w->parts > 1 || w->down_scales) codes.order = MOE_ORDER_IN_OUT, codes.apart = 0;

@@ -23,7 +23,7 @@ MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w
   q->repeat = w->scaling == MOE_WEIGHT_BLOCK && w->repeat ? w->repeat : 1;
   q->scales_type = q->blocked && !moe_is_mx_(w) ? w->scales_type : MOE_SCALES_F32;
   q->part = skip_gate;
-  q->by_columns = by_columns || moe_is_mx_(w) || moe_is_group_(w);
+  q->by_columns = by_columns || moe_is_mx_(w) || moe_is_group_(w) || w->out_in;
   q->type = dtype;
 }
 
@@ -55,6 +55,7 @@ MOE_FN moe_status moe_quantized_check_blocks_(moe_context *ctx, const moe_quanti
     return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits under float scales");
   if (w->block < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block", "is negative");
   if (w->repeat < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "repeat", "is negative");
+  if (!group) MOE_TRY(moe_check_flag_(ctx, "out_in", w->out_in));
   if (!group && !block) return MOE_OK;
   MOE_TRY(moe_check_enum_(ctx, "scales_type", (int)w->scales_type, MOE_SCALES_COUNT_));
   if (w->first_k < 0 || w->first_k >= moe_weight_block_k_(w))

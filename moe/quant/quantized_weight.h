@@ -11,7 +11,7 @@ typedef struct moe_quantized_ {
   int64_t block_k, block_n, repeat;
   moe_scales_type scales_type;
   int64_t part;   /* the first that is used: 1 with skip_gate */
-  int by_columns; /* a column's codes are contiguous: MX, GROUP, and float scales of grouped GEMM's [E,N,K] */
+  int by_columns; /* a column's codes are contiguous: MX, GROUP; under float scales out_in, grouped GEMM's [E,N,K] */
   moe_dtype type; /* what code*scale is rounded to */
 } moe_quantized_;
 

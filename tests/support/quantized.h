@@ -12,7 +12,7 @@
 struct quantized {
   moe_quantized_weight weight; /* filled in: what is no pointer; `global_scale` and `zero_points` ask for some */
   int64_t E, K, parts, columns;
-  int by_columns; /* codes under float scales, and blocks of scales, are [E,columns,K]; one part */
+  int by_columns; /* the codes' order under float scales, and that of blocks of scales, is as with out_in */
   const struct element *format;
   mx_tensor table; /* of MX: codes by position, scales; else codes by element */
   float *scale;    /* of the others */
@@ -61,7 +61,8 @@ static inline int64_t quantized_scale_at(const struct quantized *q, int64_t e, i
   const int64_t row = (q->weight.first_k + k) / quantized_block(q);
   const int64_t stripe = (quantized_first_column(q) + column) / quantized_block_columns(q);
   if (quantized_group(q)) return ((e * q->parts + part) * q->columns + column) * down + row;
-  if (q->by_columns) return ((e * across + stripe) * down + row) * quantized_repeat(q);
+  if (q->by_columns || q->weight.out_in)
+    return (((e * q->parts + part) * across + stripe) * down + row) * quantized_repeat(q);
   return (((e * down + row) * q->parts + part) * across + stripe) * quantized_repeat(q);
 }
 
@@ -153,7 +154,8 @@ static inline void quantized_store(struct quantized *q, int side) {
     for (int64_t i = 0; i < n; i++) {
       const int64_t column = i % q->columns, part = i / q->columns % q->parts, k = i / q->columns / q->parts % q->K;
       const int64_t e = i / q->columns / q->parts / q->K;
-      codes[q->by_columns ? (e * q->columns + column) * q->K + k : i] = (uint8_t)mx_code(&q->table, e, part, column, k);
+      const int64_t at = ((e * q->parts + part) * q->columns + column) * q->K + k;
+      codes[q->by_columns || q->weight.out_in ? at : i] = (uint8_t)mx_code(&q->table, e, part, column, k);
     }
     quantized_put(&q->codes, codes, (size_t)n, side);
     quantized_put(&q->scales, q->raw, (size_t)quantized_scale_count(q) * quantized_scale_size(q), side);
