@@ -7,7 +7,17 @@ typedef struct bench_shape {
 } bench_shape;
 
 /* What an operation wants to find in its layer. */
-enum { BENCH_EXPERTS = 1, BENCH_GRADIENTS = 2, BENCH_PACKED = 4, BENCH_GEMM = 8, BENCH_ROUTER = 16, BENCH_ARRAYS = 32 };
+enum {
+  BENCH_EXPERTS = 1,
+  BENCH_GRADIENTS = 2,
+  BENCH_PACKED = 4,
+  BENCH_GEMM = 8,
+  BENCH_ROUTER = 16,
+  BENCH_ARRAYS = 32,
+  BENCH_GROUPED = 64, /* BENCH_GEMM from weights as they are stored, and back */
+  BENCH_MLP = 128,    /* with EXPERTS and GRADIENTS: expert 0 as a dense MLP of bf16 */
+  BENCH_TOPK = 256    /* with EXPERTS: the layer from top-k ids */
+};
 
 /* Weights in the layout of the kernels. */
 typedef struct bench_packed {
@@ -33,7 +43,9 @@ typedef struct bench_layer {
   bench_packed packed_wgu, packed_wd, packed_w; /* BENCH_PACKED, the last one BENCH_GEMM */
   void *products;                               /* BENCH_GEMM: [T*K,2I] */
   int32_t *rows, *sorted;                       /* BENCH_GEMM: [E], [T*K] */
-  void *router;                                 /* BENCH_ROUTER: [H,E], and what the router writes */
+  void *w, *products_grad, *slots_grad, *dw;    /* BENCH_GROUPED: [E,2I,H]; [T*K,2I]; [T*K,H]; [E,2I,H] */
+  moe_quantized_weight quantized_w;
+  void *router; /* BENCH_ROUTER: [H,E], and what the router writes */
   float *logits, *chosen_weights;
   int32_t *chosen;
   float *plain;   /* BENCH_ARRAYS: [T,H]; or, quantised: */
@@ -141,6 +153,87 @@ static moe_blockwise_mm_bwd_args bench_bwd_arguments(const bench_layer *layer) {
                                           .down_proj_weight_grad = layer->dwd,
                                           .workspace = layer->workspace,
                                           .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+/* From top-k ids. The checkpoint has room for what is saved. */
+static moe_layer bench_topk_arguments(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const int quantized = layer->quantized_wgu.codes != NULL;
+  const moe_layer args = {.T = s.T,
+                          .H = s.H,
+                          .I = s.I,
+                          .E = s.E,
+                          .K = s.K,
+                          .x = layer->x,
+                          .topk_index = layer->index,
+                          .topk_weights = layer->weights,
+                          .gate_up = layer->wgu,
+                          .down = layer->wd,
+                          .quantized_gate_up = quantized ? &layer->quantized_wgu : NULL,
+                          .quantized_down = quantized ? &layer->quantized_wd : NULL,
+                          .workspace = layer->workspace,
+                          .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+static moe_layer_grads bench_topk_gradients(const bench_layer *layer) {
+  const moe_layer_grads grads = {
+      .x = layer->dx, .topk_weights = layer->daffinities, .gate_up = layer->dwgu, .down = layer->dwd};
+  return grads;
+}
+
+static moe_grouped_gemm_args bench_grouped_arguments(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const moe_grouped_gemm_args args = {.num_tokens = s.T,
+                                      .topk = s.K,
+                                      .E = s.E,
+                                      .N = 2 * s.I,
+                                      .K = s.H,
+                                      .m_sizes = layer->rows,
+                                      .gather_indices = layer->sorted,
+                                      .permute_x = 1,
+                                      .X = layer->x,
+                                      .W = layer->w,
+                                      .quantized_W = layer->quantized_w.codes ? &layer->quantized_w : NULL,
+                                      .packed_W = layer->packed_w.memory,
+                                      .packed_W_bytes = layer->packed_w.bytes,
+                                      .dY = layer->products_grad,
+                                      .Y = layer->products,
+                                      .dX = layer->slots_grad,
+                                      .dW = layer->dw,
+                                      .workspace = layer->workspace,
+                                      .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+/* Expert 0's numbers, in the MLP's order. */
+static moe_mlp_fwd_mxfp8_args bench_mlp_fwd_arguments(const bench_layer *layer) {
+  const moe_mlp_fwd_mxfp8_args args = {.mlp = {.S = layer->shape.T, .H = layer->shape.H, .I = layer->shape.I},
+                                       .hidden_states = {.data = layer->x},
+                                       .gate_up_weights = {.data = layer->wgu},
+                                       .down_weight = {.data = layer->wd},
+                                       .output = layer->y,
+                                       .workspace = layer->workspace,
+                                       .workspace_bytes = layer->workspace_bytes};
+  return args;
+}
+
+/* gate_pre and up are given, hidden is not. */
+static moe_mlp_bwd_mxfp8_args bench_mlp_bwd_arguments(const bench_layer *layer) {
+  const int64_t elements = layer->shape.T * layer->shape.I;
+  const moe_mlp_bwd_mxfp8_args args = {.mlp = {.S = layer->shape.T, .H = layer->shape.H, .I = layer->shape.I},
+                                       .output_grad = {.data = layer->dy},
+                                       .hidden_states = {.data = layer->x},
+                                       .gate_up_weights = {.data = layer->wgu},
+                                       .down_weight = {.data = layer->wd},
+                                       .gate_pre = layer->checkpoint,
+                                       .up = (const char *)layer->checkpoint + elements * layer->size,
+                                       .hidden_states_grad = layer->dx,
+                                       .gate_up_weight_grad = layer->dwgu,
+                                       .down_weight_grad = layer->dwd,
+                                       .workspace = layer->workspace,
+                                       .workspace_bytes = layer->workspace_bytes};
   return args;
 }
 

@@ -44,6 +44,20 @@ static void bench_alloc_workspace(moe_context *ctx, bench_layer *layer) {
   bench_expect(ctx, layer->dtype->fwd_workspace(ctx, &fwd, &layer->workspace_bytes));
   if (layer->parts & BENCH_GRADIENTS) bench_expect(ctx, layer->dtype->bwd_workspace(ctx, &bwd, &back));
   if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  if (layer->parts & BENCH_TOPK) {
+    const moe_layer args = bench_topk_arguments(layer);
+    bench_expect(ctx, layer->dtype->layer_fwd_workspace(ctx, &args, &layer->workspace_bytes));
+    if (layer->checkpoint) bench_expect(ctx, layer->dtype->layer_bwd_workspace(ctx, &args, layer->checkpoint, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  }
+  if (layer->parts & BENCH_MLP) {
+    const moe_mlp_fwd_mxfp8_args mlp_fwd = bench_mlp_fwd_arguments(layer);
+    const moe_mlp_bwd_mxfp8_args mlp_bwd = bench_mlp_bwd_arguments(layer);
+    bench_expect(ctx, moe_mlp_fwd_mxfp8_workspace_size(ctx, &mlp_fwd, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+    bench_expect(ctx, moe_mlp_bwd_mxfp8_workspace_size(ctx, &mlp_bwd, &back));
+    if (back > layer->workspace_bytes) layer->workspace_bytes = back;
+  }
   layer->workspace = bench_pages((int64_t)layer->workspace_bytes);
 }
 
@@ -89,13 +103,34 @@ static bench_packed bench_pack(moe_context *ctx, bench_layer *layer, moe_pack_la
   return packed;
 }
 
+/* The same product from weights as they are stored, with its gradients. */
+static void bench_alloc_grouped(moe_context *ctx, bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  layer->quantized_w = layer->storage->as;
+  if (layer->storage->name)
+    bench_fill_codes(layer, &layer->quantized_w, bench_weights_bytes(ctx, &layer->quantized_w, s.E, s.H, 1, 2 * s.I));
+  else layer->w = bench_tensor(layer, s.E * 2 * s.I * s.H, 0.05f);
+  layer->products_grad = bench_tensor(layer, s.T * s.K * 2 * s.I, 1.0f);
+  layer->slots_grad = bench_alloc(layer, s.T * s.K * s.H, layer->size);
+  layer->dw = bench_alloc(layer, s.E * 2 * s.I * s.H, layer->size);
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  for (int i = 0; i < 3; i++) {
+    size_t bytes;
+    bench_expect(ctx, layer->dtype->gemm_workspace[i](ctx, &args, &bytes));
+    if (bytes > layer->workspace_bytes) layer->workspace_bytes = bytes;
+  }
+  layer->workspace = bench_pages((int64_t)layer->workspace_bytes);
+}
+
 /* The first product of the layer alone, X [T,H] by prepacked weights [E,2I,H]: positions sorted by expert, tokens
    ascending. */
 static void bench_alloc_gemm(moe_context *ctx, bench_layer *layer) {
   const bench_shape s = layer->shape;
-  void *w = bench_tensor(layer, s.E * 2 * s.I * s.H, 0.05f);
-  layer->packed_w = bench_pack(ctx, layer, MOE_PACK_GROUPED, w, &bench_weights_plain.as);
-  free(w);
+  if (layer->parts & BENCH_GEMM) {
+    void *w = bench_tensor(layer, s.E * 2 * s.I * s.H, 0.05f);
+    layer->packed_w = bench_pack(ctx, layer, MOE_PACK_GROUPED, w, &bench_weights_plain.as);
+    free(w);
+  }
   layer->products = bench_alloc(layer, s.T * s.K * 2 * s.I, layer->size);
   layer->rows = (int32_t *)bench_alloc(layer, s.E, 4);
   layer->sorted = (int32_t *)bench_alloc(layer, s.T * s.K, 4);
@@ -143,7 +178,8 @@ static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype
     layer.plain = (float *)bench_alloc(&layer, s.T * s.H, 4);
     bench_expect(ctx, bench_to_f32(ctx, dtype->dtype, layer.plain, layer.x, s.T * s.H));
   }
-  if (parts & BENCH_GEMM) bench_alloc_gemm(ctx, &layer);
+  if (parts & (BENCH_GEMM | BENCH_GROUPED)) bench_alloc_gemm(ctx, &layer);
+  if (parts & BENCH_GROUPED) bench_alloc_grouped(ctx, &layer);
   if (!(parts & BENCH_EXPERTS)) return layer;
   bench_alloc_weights(ctx, &layer);
   if (parts & BENCH_PACKED) {
@@ -154,7 +190,9 @@ static bench_layer bench_make(moe_context *ctx, bench_shape s, const bench_dtype
   bench_alloc_workspace(ctx, &layer);
   if (parts & BENCH_GRADIENTS) {
     const moe_blockwise_mm_fwd_args args = bench_fwd_arguments(&layer, layer.checkpoint);
-    bench_expect(ctx, dtype->fwd(ctx, &args));
+    const moe_layer topk = bench_topk_arguments(&layer);
+    bench_expect(ctx, parts & BENCH_TOPK ? dtype->layer_fwd(ctx, &topk, layer.y, layer.checkpoint)
+                                         : dtype->fwd(ctx, &args));
   }
   return layer;
 }
@@ -186,6 +224,12 @@ static void bench_free(bench_layer *layer) {
                  layer->products,
                  layer->rows,
                  layer->sorted,
+                 layer->w,
+                 layer->products_grad,
+                 layer->slots_grad,
+                 layer->dw,
+                 (void *)(uintptr_t)layer->quantized_w.codes,
+                 (void *)(uintptr_t)layer->quantized_w.scales,
                  layer->router,
                  layer->logits,
                  layer->chosen_weights,

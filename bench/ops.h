@@ -23,6 +23,18 @@ static moe_status bench_run_bwd(moe_context *ctx, const bench_layer *layer) {
   return layer->dtype->bwd(ctx, &args);
 }
 
+/* The same from top-k ids. */
+static moe_status bench_run_layer_fwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_layer args = bench_topk_arguments(layer);
+  return layer->dtype->layer_fwd(ctx, &args, layer->y, NULL);
+}
+
+static moe_status bench_run_layer_bwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_layer args = bench_topk_arguments(layer);
+  const moe_layer_grads grads = bench_topk_gradients(layer);
+  return layer->dtype->layer_bwd(ctx, &args, layer->checkpoint, layer->dy, &grads);
+}
+
 static double bench_row_bytes(const bench_layer *layer) {
   return (double)layer->shape.T * (double)layer->shape.H * (double)layer->size;
 }
@@ -62,23 +74,49 @@ static double bench_dx_bytes(const bench_layer *layer) {
          2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
 }
 
+/* --------------------------------------------------------------------------------------------------- the MXFP8 MLP */
+
+static moe_status bench_run_mlp_fwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_mlp_fwd_mxfp8_args args = bench_mlp_fwd_arguments(layer);
+  if (layer->dtype->dtype == MOE_DTYPE_BF16) return moe_mlp_fwd_mxfp8(ctx, &args);
+  snprintf(ctx->message, sizeof ctx->message, "--dtype must be bf16 for an MLP");
+  return MOE_ERROR_UNSUPPORTED;
+}
+
+static moe_status bench_run_mlp_bwd(moe_context *ctx, const bench_layer *layer) {
+  const moe_mlp_bwd_mxfp8_args args = bench_mlp_bwd_arguments(layer);
+  if (layer->dtype->dtype == MOE_DTYPE_BF16) return moe_mlp_bwd_mxfp8(ctx, &args);
+  return bench_run_mlp_fwd(ctx, layer);
+}
+
+/* Every token has the one expert. */
+static double bench_mlp_fwd_flops(const bench_layer *layer) {
+  return 6.0 * (double)layer->shape.T * (double)layer->shape.H * (double)layer->shape.I;
+}
+static double bench_mlp_fwd_bytes(const bench_layer *layer) {
+  return bench_expert_bytes(layer) + 2 * bench_row_bytes(layer);
+}
+static double bench_mlp_bwd_flops(const bench_layer *layer) { return 2 * bench_mlp_fwd_flops(layer); }
+static double bench_mlp_bwd_bytes(const bench_layer *layer) {
+  return 2 * bench_expert_bytes(layer) + 3 * bench_row_bytes(layer) +
+         2.0 * (double)layer->shape.T * (double)layer->shape.I * (double)layer->size;
+}
+
 /* ----------------------------------------------------------------------------------------- single products, packing */
 
 static moe_status bench_run_gemm(moe_context *ctx, const bench_layer *layer) {
-  const bench_shape s = layer->shape;
-  const moe_grouped_gemm_args args = {.num_tokens = s.T,
-                                      .topk = s.K,
-                                      .E = s.E,
-                                      .N = 2 * s.I,
-                                      .K = s.H,
-                                      .m_sizes = layer->rows,
-                                      .gather_indices = layer->sorted,
-                                      .permute_x = 1,
-                                      .X = layer->x,
-                                      .packed_W = layer->packed_w.memory,
-                                      .packed_W_bytes = layer->packed_w.bytes,
-                                      .Y = layer->products};
-  return layer->dtype->gemm(ctx, &args);
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[0](ctx, &args);
+}
+
+static moe_status bench_run_gemm_dx(moe_context *ctx, const bench_layer *layer) {
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[1](ctx, &args);
+}
+
+static moe_status bench_run_gemm_dw(moe_context *ctx, const bench_layer *layer) {
+  const moe_grouped_gemm_args args = bench_grouped_arguments(layer);
+  return layer->dtype->gemm[2](ctx, &args);
 }
 
 static double bench_gemm_flops(const bench_layer *layer) { return bench_fwd_flops(layer) * 2 / 3; }
@@ -87,6 +125,24 @@ static double bench_gemm_bytes(const bench_layer *layer) {
   const bench_shape s = layer->shape;
   return (double)bench_experts_in_use(layer) * bench_expert_bytes(layer) * 2 / 3 + bench_row_bytes(layer) +
          2.0 * (double)s.T * (double)s.K * (double)s.I * (double)layer->size;
+}
+
+/* W [E,2I,H] as it is stored, and rows of Y or dY and dX. */
+static double bench_grouped_bytes(const bench_layer *layer) {
+  const bench_shape s = layer->shape;
+  const double w = 2.0 * (double)s.H * (double)s.I * (double)bench_weights_bits(&layer->storage->as) / 8;
+  return bench_gemm_bytes(layer) +
+         (double)bench_experts_in_use(layer) * (layer->storage->name ? w - bench_expert_bytes(layer) * 2 / 3 : 0);
+}
+
+static double bench_grouped_dx_bytes(const bench_layer *layer) {
+  return bench_grouped_bytes(layer) + (double)(layer->shape.K - 1) * bench_row_bytes(layer);
+}
+
+/* Every expert has a gradient, if only zeros. */
+static double bench_grouped_dw_bytes(const bench_layer *layer) {
+  return bench_gemm_bytes(layer) +
+         (double)(layer->shape.E - bench_experts_in_use(layer)) * bench_expert_bytes(layer) * 2 / 3;
 }
 
 static moe_status bench_run_pack(moe_context *ctx, const bench_layer *layer) {
@@ -159,11 +215,18 @@ enum { BENCH_TRAINING = BENCH_EXPERTS | BENCH_GRADIENTS, BENCH_FROZEN = BENCH_EX
 static const bench_op bench_ops[] = {
     {"fwd", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"bwd", bench_run_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING, 1},
+    {"layer_fwd", bench_run_layer_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS | BENCH_TOPK, 1},
+    {"layer_bwd", bench_run_layer_bwd, bench_bwd_flops, bench_bwd_bytes, BENCH_TRAINING | BENCH_TOPK, 1},
     {"dx", bench_run_dx, bench_fwd_flops, bench_dx_bytes, BENCH_TRAINING, 1},
     {"decode", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_EXPERTS, 1},
     {"fwd-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
     {"decode-packed", bench_run_fwd, bench_fwd_flops, bench_fwd_bytes, BENCH_FROZEN, 1},
+    {"mlp_fwd", bench_run_mlp_fwd, bench_mlp_fwd_flops, bench_mlp_fwd_bytes, BENCH_TRAINING | BENCH_MLP, 1},
+    {"mlp_bwd", bench_run_mlp_bwd, bench_mlp_bwd_flops, bench_mlp_bwd_bytes, BENCH_TRAINING | BENCH_MLP, 1},
     {"gemm", bench_run_gemm, bench_gemm_flops, bench_gemm_bytes, BENCH_GEMM, 1},
+    {"grouped", bench_run_gemm, bench_gemm_flops, bench_grouped_bytes, BENCH_GROUPED, 1},
+    {"grouped_dx", bench_run_gemm_dx, bench_gemm_flops, bench_grouped_dx_bytes, BENCH_GROUPED, 1},
+    {"grouped_dw", bench_run_gemm_dw, bench_gemm_flops, bench_grouped_dw_bytes, BENCH_GROUPED, 1},
     {"pack", bench_run_pack, bench_no_flops, bench_pack_bytes, BENCH_FROZEN, 0},
     {"route", bench_run_route, bench_route_flops, bench_route_bytes, BENCH_ROUTER, 0},
     {"quantize", bench_run_quantize, bench_no_flops, bench_convert_bytes, BENCH_ARRAYS, 0},

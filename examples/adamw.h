@@ -86,4 +86,16 @@ static int adamw_step(adamw *a, tensor **tensors, int count, float scale, const 
   return 1;
 }
 
+/* FNV-1a over the bits of all values. */
+static uint64_t tensors_hash(tensor *const *tensors, int count) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int i = 0; i < count; i++)
+    for (int64_t j = 0; j < tensors[i]->count; j++) {
+      uint32_t bits;
+      memcpy(&bits, &tensors[i]->value[j], sizeof bits);
+      hash = (hash ^ bits) * 0x100000001b3u;
+    }
+  return hash;
+}
+
 #endif

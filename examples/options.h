@@ -13,7 +13,7 @@ typedef struct options {
 } options;
 
 static const char USAGE[] =
-    "usage: train_lm [--dtype bf16|fp16|f32] [--steps N] [--seed S] [--threads N] [FILE...]\n"
+    "usage: train_lm [--dtype bf16|fp16|f32|mxfp8] [--steps N] [--seed S] [--threads N] [FILE...]\n"
     "Trains on the bytes of the files; without any on the sources of this repository, from its root.";
 
 static int64_t whole_number(const char *option, const char *value, int64_t least, int64_t most) {

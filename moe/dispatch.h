@@ -25,6 +25,7 @@ enum { MOE_KERNELS_FMA_ = MOE_ISA_COUNT_, MOE_KERNELS_COUNT_ };
              &moe_core_##core##_,                                      \
              &moe_vec_table_##vocabulary,                              \
              &moe_gemm_table_##products,                               \
+             &moe_gemm_table_##products.blocking,                      \
              &moe_quant_table_##formats,                               \
              &moe_router_table_##vocabulary},
 static const moe_kernels moe_kernels_of_intel_[MOE_KERNELS_COUNT_] = {MOE_KERNELS_LIST(MOE_KERNELS_, intel)};

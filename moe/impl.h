@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -15,13 +16,15 @@
 
 MOE_EXACT_BEGIN
 
-#include "base/cpu.h"
 #include "base/size.h"
 #include "base/error.h"
-#include "base/check.h"
 #include "base/fpenv.h"
+MOE_QUICK_CALLS_BEGIN
+#include "base/cpu.h"
+#include "base/check.h"
 #include "base/workspace.h"
 #include "base/workers.h"
+MOE_QUICK_END
 
 #include "simd/names.h"
 #include "vec/rows.h"
@@ -46,7 +49,6 @@ MOE_QUICK_BEGIN
 #include "simd/quant_scalar.h"
 #define MOE_ISA scalar
 #define MOE_VOCABULARY scalar
-#define MOE_MATH MOE_FN
 #define MOE_VECTORS 0
 #include "kernels.inl"
 #include "kernels_wide.inl"
@@ -62,7 +64,6 @@ MOE_TARGET_BEGIN("avx2,fma,f16c")
 #include "simd/quant_avx2.h"
 #define MOE_ISA avx2
 #define MOE_VOCABULARY avx2
-#define MOE_MATH MOE_INLINE_LARGE
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -76,7 +77,6 @@ MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/quant_avx512.h"
 #define MOE_ISA avx512
 #define MOE_VOCABULARY avx512
-#define MOE_MATH MOE_INLINE_LARGE
 #define MOE_VECTORS 1
 #include "kernels.inl"
 MOE_QUICK_WIDE_BEGIN
@@ -95,11 +95,14 @@ MOE_TARGET_END
 
 #endif
 
-#include "dispatch.h"
+MOE_QUICK_CALLS_BEGIN
 
+#include "dispatch.h"
+#include "op.h"
+
+MOE_QUICK_END
 MOE_QUICK_BEGIN
 
-#include "op.h"
 #include "vec/store.h"
 #include "gemm/operand.h"
 #include "gemm/pack_a.h"
@@ -115,28 +118,42 @@ MOE_QUICK_BEGIN
 #include "router/linear.h"
 #include "router/topk.h"
 #include "router/topk_bwd.h"
-#include "router/blocks.h"
 #include "router/loss.h"
-
 #include "quant/convert_dtypes.h"
+#include "quant/stored_codes.h"
 #include "quant/convert_elements.h"
 #include "quant/mx_layout_map.h"
 #include "quant/mx_layout_convert.h"
-#include "quant/nki_vector.h"
 #include "quant/mx_group.h"
 #include "quant/mx_quantize.h"
+#include "quant/nki_vector.h"
 #include "quant/scaled_quantize.h"
+#include "quant/scales.h"
+#include "quant/group_quantize.h"
 #include "quant/mx_round.h"
+#include "quant/mx_matrix.h"
 #include "quant/quantized_weight.h"
-#include "quant/quantized_activation.h"
 #include "quant/weight_tile.h"
 #include "quant/weight_b.h"
 
 MOE_QUICK_END
 MOE_QUICK_CALLS_BEGIN
 
+#include "router/check.h"
+#include "router/topk_op.h"
+#include "router/loss_op.h"
+#include "quant/rules.h"
+#include "quant/convert_op.h"
+#include "quant/mx_layout_op.h"
+#include "quant/quantize_op.h"
+#include "quant/mx_matrix_op.h"
+#include "quant/quantized_op.h"
+#include "router/blocks.h"
+#include "router/routing.h"
+#include "router/expert_parallel.h"
 #include "layer/activation.h"
 #include "layer/group.h"
+#include "layer/tuned.h"
 #include "layer/pack_weights.h"
 #include "layer/plan.h"
 #include "layer/blockwise.h"
@@ -150,7 +167,13 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/down_grad.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
+#include "layer/moe_layer.h"
+#include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"
+#include "layer/tune.h"
+#include "layer/matmul.h"
+#include "layer/mlp_check.h"
+#include "layer/mlp.h"
 
 MOE_QUICK_END
 

@@ -13,6 +13,7 @@ typedef struct moe_kernels {
   const moe_core_ *core;
   const moe_vec_table_ *vec;
   const moe_gemm_table_ *gemm;
+  const moe_blocking_ *blocking; /* of products: gemm's, or numbers that were tuned */
   const moe_quant_table_ *quant;
   const moe_router_table_ *router;
 } moe_kernels;

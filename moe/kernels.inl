@@ -2,7 +2,6 @@
      MOE_ISA         the instruction set
      MOE_VOCABULARY  the file of moe/simd/ that its kernels are written in
      MOE_VECTORS     0: vectors have one element, and products are portable C
-     MOE_MATH        how exp and its kin are compiled: inlined into loops of vectors, or called
    and the instruction set's numbers in gemm/blocking.h. For each storage type MOE_FORMAT is set. */
 
 #include "vec/math.inl"

@@ -1,5 +1,4 @@
 /* Closes an instruction set's region. */
 #undef MOE_ISA
 #undef MOE_VOCABULARY
-#undef MOE_MATH
 #undef MOE_VECTORS

@@ -21,6 +21,7 @@
 #include "quant/groups_by_float.inl"
 #undef MOE_FORMAT
 
+#include "quant/round_panel.inl"
 #include "quant/column_words.inl"
 
 #define MOE_CODES_BITS 4

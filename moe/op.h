@@ -27,13 +27,14 @@ typedef struct moe_op_ {
   moe_status (*answer)(moe_context *ctx, const moe_tensors_ *tensors, void *answer);
 } moe_op_;
 
-MOE_FN moe_status moe_op_run_(const moe_op_ *op, void *state, moe_context *ctx, const moe_call_ *call) {
-  moe_tensors_ tensors;
+/* All but the run, or all of a query. */
+MOE_FN moe_status moe_op_open_(const moe_op_ *op, void *state, moe_context *ctx, const moe_call_ *call,
+                               moe_workspace_ *workspace) {
+  moe_tensors_ tensors; /* not on the stack while the operation runs */
   moe_arena_ sized = {NULL, 0}, arena;
-  moe_workspace_ workspace = {NULL, 0};
   const int64_t workers = moe_workers_(ctx);
   if (!call->args) return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "args", "is NULL");
-  tensors.count = 0;
+  tensors.count = 0, tensors.each = 0, tensors.experts = 0;
   MOE_TRY(op->check(ctx, state, call, &tensors));
   if (op->layout) op->layout(state, &sized, workers);
   if (op->layout) moe_list_workspace_(&tensors, &sized, call->workspace, call->workspace_bytes);
@@ -41,10 +42,16 @@ MOE_FN moe_status moe_op_run_(const moe_op_ *op, void *state, moe_context *ctx, 
   if (call->query && !op->answer) return moe_report_workspace_(ctx, &sized, (size_t *)call->answer);
   if (!call->query && op->check_contents) MOE_TRY(op->check_contents(ctx, state));
   if (!call->query && op->layout) {
-    MOE_TRY(moe_open_workspace_(ctx, &sized, call->workspace, call->workspace_bytes, &workspace, &arena));
+    MOE_TRY(moe_open_workspace_(ctx, &sized, call->workspace, call->workspace_bytes, workspace, &arena));
     op->layout(state, &arena, workers);
   }
-  const moe_status status = call->query ? op->answer(ctx, &tensors, call->answer) : op->run(ctx, state);
+  return call->query ? op->answer(ctx, &tensors, call->answer) : MOE_OK;
+}
+
+MOE_FN moe_status moe_op_run_(const moe_op_ *op, void *state, moe_context *ctx, const moe_call_ *call) {
+  moe_workspace_ workspace = {NULL, 0};
+  moe_status status = moe_op_open_(op, state, ctx, call, &workspace);
+  if (status == MOE_OK && !call->query) status = op->run(ctx, state);
   moe_close_workspace_(ctx, &workspace);
   return status == MOE_OK ? moe_succeed_(ctx) : status;
 }

@@ -2,11 +2,15 @@
    forward, backward and its router part, conversions and activations. Whatever the compiler, its flags, the instruction
    set, the number of threads and the byte order, the lines printed must be the same. Needs libc and libm only.
 
-     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large] [--probe]
+     bits_hash [--isa NAME] [--threads N] [--schedule N] [--large] [--more] [--probe]
 
+   --more: of newer operations and options instead, a file of tests/support/hash_*.h each.
    --threads N with N > 1 hands the work out in a random order, to real threads where it is compiled with
    BITS_HASH_THREADS, to OpenMP's where it is compiled with -fopenmp. Exit code 77: this CPU lacks the ISA;
    --probe only asks that. */
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* mmap, with -std=c11 */
+#endif
 #ifndef BITS_HASH_THREADS
 #define MOE_TEST_NO_THREADS
 #endif
@@ -29,6 +33,9 @@ static void fail(const char *what, const moe_context *ctx) {
   exit(1);
 }
 
+/* Those of the plain output; the others are hashed by --more. */
+enum { ACTIVATIONS = MOE_ACT_IDENTITY + 1 };
+
 /* Adds the results of one problem to the hashes, one per operation. */
 static void add_problem(struct settings *set, const struct problem_options *o, uint64_t *hash) {
   struct problem p;
@@ -49,10 +56,10 @@ static void add_problem(struct settings *set, const struct problem_options *o, u
 static void hash_layers(struct settings *set, moe_dtype dtype) {
   uint64_t hash[PROBLEM_OP_COUNT] = {0};
   uint64_t seed = 1;
-  for (int i = 0; i < 4 * MOE_ACT_COUNT_ * PROBLEM_AFFINITY_MODES; i++) {
+  for (int i = 0; i < 4 * ACTIVATIONS * PROBLEM_AFFINITY_MODES; i++) {
     struct problem_options o = problem_options_random(seed++, dtype);
-    o.layer.activation = (moe_activation)(i % MOE_ACT_COUNT_);
-    problem_affinity_mode(&o, i / MOE_ACT_COUNT_ % PROBLEM_AFFINITY_MODES);
+    o.layer.activation = (moe_activation)(i % ACTIVATIONS);
+    problem_affinity_mode(&o, i / ACTIVATIONS % PROBLEM_AFFINITY_MODES);
     problem_options_settle(&o);
     add_problem(set, &o, hash);
   }
@@ -96,7 +103,7 @@ static void hash_arrays(struct settings *set) {
   printf("convert          fp16 %016llx\n", (unsigned long long)problem_hash_bytes(h, y, ARRAY, 4));
   if (moe_f32_from_f32(ctx, y, x, ARRAY) != MOE_OK) fail("moe_f32_from_f32", ctx);
   printf("convert          f32 %016llx\n", (unsigned long long)problem_hash_bytes(0, y, ARRAY, 4));
-  for (int activation = 0; activation < MOE_ACT_COUNT_; activation++) {
+  for (int activation = 0; activation < ACTIVATIONS; activation++) {
     if (moe_activation_f32(ctx, (moe_activation)activation, 0.0f, x, y, dy, ARRAY) != MOE_OK)
       fail("moe_activation_f32", ctx);
     h = problem_hash_bytes(problem_hash_bytes(0, y, ARRAY, 4), dy, ARRAY, 4);
@@ -110,7 +117,7 @@ static void hash_mx(struct settings *set) {
   static uint8_t codes[ARRAY], scales[ARRAY];
   const float *x = random_floats();
   moe_context *ctx = &set->ctx;
-  for (int element = 0; element < 0 MOE_ELEMENT_LIST(TEST_ONE_); element++) {
+  for (int element = 0; element <= MOE_ELEMENT_E2M1; element++) {
     uint64_t h = 0;
     for (int i = 0; i < RULES * 4 * 2; i++) {
       const moe_quantize_mx_args q = {.element = (moe_element)element,
@@ -139,7 +146,7 @@ static void hash_mx(struct settings *set) {
     printf("mx %d             f32 %016llx\n", element, (unsigned long long)h);
   }
 #define HASH_ELEMENT(name, NAME, bits, fraction, bias, max, infinity, nan)                      \
-  for (uint32_t cast = 0; cast < 4; cast++) {                                                   \
+  for (uint32_t cast = 0; cast < 4 && MOE_ELEMENT_##NAME <= MOE_ELEMENT_E2M1; cast++) {         \
     memset(codes, 0, sizeof codes);                                                             \
     if (moe_##name##_from_f32(ctx, codes, x, ARRAY, cast) != MOE_OK) fail("from_f32", ctx);     \
     if (moe_##name##_to_f32(ctx, y, codes, ARRAY) != MOE_OK) fail("to_f32", ctx);               \
@@ -157,8 +164,7 @@ static void make_codes(moe_quantized_weight *w, int words, uint8_t *codes, uint8
   float scale[2048];
   for (int64_t i = 0; i < count; i += 4) {
     const uint32_t word = (uint32_t)(test_random(seed) >> 17) & keep;
-    if (words)
-      memcpy(codes + i, &word, 4); /* 8-bit elements: words are numbers, in this machine's order */
+    if (words) memcpy(codes + i, &word, 4); /* 8-bit elements: words are numbers, in this machine's order */
     else
       for (int j = 0; j < 4; j++) codes[i + j] = (uint8_t)(word >> 8 * j);
   }
@@ -190,8 +196,7 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
     o.mx.gradients.enabled = o.mx.activations.enabled = o.mx.weights.enabled = o.mx.weight_grads = i & 1;
     problem_options_settle(&o);
     if (!problem_open(&p, &o, NULL, NULL)) exit(1);
-    const int words =
-        storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX;
+    const int words = storage[i].layout == MOE_MX_LAYOUT_NKI_1X32 || storage[i].layout == MOE_MX_LAYOUT_NKI_WRAPX;
     for (int j = 0; j < 2; j++) make_codes(&w[j], words, codes[j], scales[j], 1 << 16, &seed);
     const moe_quantized_activation x = {.element = storage[i].element,
                                         .float_scales = storage[i].scaling != MOE_WEIGHT_MX,
@@ -217,6 +222,15 @@ static void hash_quantized(struct settings *set, moe_dtype dtype) {
   }
 }
 
+#include "support/hash_moe_layer.h"
+#include "support/hash_layer_parts.h"
+#include "support/hash_formats.h"
+#include "support/hash_options.h"
+#include "support/hash_router.h"
+#include "support/hash_grouped.h"
+#include "support/hash_mlp.h"
+#include "support/hash_groups.h"
+
 static int limit_isa(const char *name) {
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
     if (strcmp(name, moe_isa_name((moe_isa)isa)) == 0)
@@ -226,10 +240,15 @@ static int limit_isa(const char *name) {
 
 int main(int argc, char **argv) {
   struct settings set = {.pool = {.seed = 99}};
+  int more = 0;
   for (int i = 1; i < argc; i++) {
     const char *value = i + 1 < argc ? argv[i + 1] : "";
     if (strcmp(argv[i], "--large") == 0) {
       set.large = 1;
+      continue;
+    }
+    if (strcmp(argv[i], "--more") == 0) {
+      more = 1;
       continue;
     }
     if (strcmp(argv[i], "--probe") == 0) return 0;
@@ -240,7 +259,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "--schedule") == 0) {
       set.ctx.schedule = (moe_schedule)strtol(value, NULL, 10);
     } else {
-      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large] [--probe]\n");
+      fprintf(stderr, "usage: bits_hash [--isa NAME] [--threads N] [--schedule 0|1|2] [--large] [--more] [--probe]\n");
       return 2;
     }
     i++;
@@ -253,6 +272,20 @@ int main(int argc, char **argv) {
 #endif
   set.ctx.parallel_for_user = &set.pool;
 #endif
+  if (more) {
+    hash_formats(&set);
+    hash_groups(&set);
+    hash_mlp(&set);
+    for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) {
+      hash_options(&set, (moe_dtype)dtype);
+      hash_router(&set, (moe_dtype)dtype);
+      hash_moe_layer(&set, (moe_dtype)dtype);
+      hash_layer_parts(&set, (moe_dtype)dtype);
+      hash_grouped(&set, (moe_dtype)dtype);
+      hash_groups_layer(&set, (moe_dtype)dtype);
+    }
+    return 0;
+  }
   hash_arrays(&set);
   hash_mx(&set);
   for (int dtype = MOE_DTYPE_F32; dtype <= TEST_DTYPES; dtype++) hash_layers(&set, (moe_dtype)dtype);

@@ -8,6 +8,16 @@ cat >"$work/implementation.c" <<'C'
 #define MOE_IMPLEMENTATION
 #include "moe.h"
 C
+cat >"$work/neuron.c" <<'C'
+#include "moe/moe_neuron.h"
+#include "moe/moe_neuron.h" /* twice does no harm */
+extern int nothing;
+C
+cp "$work/neuron.c" "$work/neuron.cc"
+cat >"$work/neuron_implementation.c" <<'C'
+#define MOE_NEURON_IMPLEMENTATION
+#include "moe/moe_neuron.h"
+C
 cat >"$work/user.c" <<'C'
 #include "moe.h"
 #include "moe.h" /* twice does no harm */
@@ -64,9 +74,11 @@ fetches() {
 }
 
 # Every function that uses wide vectors gives up the registers' upper halves (its cold part jumps back into it): SSE
-# code after it would be slow.
+# code after it would be slow. Those of math.inl, whose arguments are vectors, cannot; only kernels call them.
 clean() {
-  awk 'function done() { if (wide && !clean && name !~ /\.cold/) { print name; bad++ } }
+  math=$(sed -n 's/^MOE_FN .*MOE_K(\([a-z0-9]*\))(MOE_V.*/\1/p' "$root/moe/vec/math.inl" | paste -sd '|')
+  awk -v math="^moe_($math)_(avx2|avx512):" '
+    function done() { if (wide && !clean && name !~ /\.cold/ && name !~ math) { print name; bad++ } }
     /^[a-z_0-9.]+:/ { done(); name = $1; wide = clean = 0 }
     /%[yz]mm[0-9]/ { wide = 1; all++ } /vzeroupper/ { clean = 1 }
     END { done(); exit bad > 0 || all == 0 }' "$work/implementation.s"
@@ -107,9 +119,13 @@ headers() {
   done
 }
 
-# The first C block of README.md, as a user would paste it.
-sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c"
-check "README: the example compiles" gcc -std=c11 -Wall -Wextra -Werror -I"$root" -c "$work/readme.c" -o "$work/out.o"
+# The first C block of README.md, as a user would paste it; and it runs.
+readme() {
+  sed -n '/^```c$/,/^```$/p' "$root/README.md" | sed '1d;/^```$/q' | sed '/^```$/d' >"$work/readme.c" &&
+    gcc -std=c11 $strict -I"$root" "$work/readme.c" -o "$work/readme" -lm && "$work/readme" >"$work/readme.out" &&
+    grep -q '^y is the layer of x$' "$work/readme.out"
+}
+check "README: the example compiles and runs" readme
 
 # The manual's example, from its heading to the end of main(); and it runs.
 manual() {
@@ -140,8 +156,14 @@ for compiler in $(compilers); do
   cxx=$(cxx_of "$compiler")
   check "$compiler: declarations, C99" "$compiler" -std=c99 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
   check "$compiler: declarations, C11" "$compiler" -std=c11 $strict -I"$root" -fsyntax-only -xc "$root/moe.h"
+  for standard in c99 c11; do
+    check "$compiler: moe_neuron.h, $standard" "$compiler" -std=$standard $strict -I"$root" -fsyntax-only "$work/neuron.c"
+  done
+  check "$compiler: moe_neuron.h, implementation" "$compiler" -std=c11 $strict -I"$root" -fsyntax-only \
+    "$work/neuron_implementation.c"
   if have "$cxx"; then
     for standard in c++11 c++20; do
+      check "$cxx: moe_neuron.h, $standard" "$cxx" -std=$standard $strict -I"$root" -fsyntax-only "$work/neuron.cc"
       check "$cxx: declarations, $standard" "$cxx" -std=$standard $strict -I"$root" -c "$work/user.cc" -o "$work/out.o"
     done
     check "$compiler: C and C++ users and the implementation link and run" two_units "$compiler"
@@ -154,6 +176,30 @@ check "symbols: all public, none foreign, nothing that prints, allocates or exit
 check "symbols: what is declared is defined, and nothing else" declared_is_defined
 check "public.inl: every declared function, which test_stack calls" listed
 check "every header in moe/api compiles alone" headers
+# The runtime's ABI, against what is written down apart from it and, where there is an SDK, against that.
+agrees() { # compiler, folder of the headers, source
+  $1 $strict -I"$root" -isystem "$2" -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only "$3"
+}
+disagrees() { # a change of the ABI is an error
+  rm -rf "$work/other" && mkdir "$work/other" && cp -r "$root/moe" "$root/moe.h" "$work/other" &&
+    sed -i "$1" "$work/other/moe/neuron/abi.h" && ! cmp -s "$work/other/moe/neuron/abi.h" "$root/moe/neuron/abi.h" &&
+    ! gcc -std=c11 -I"$work/other" -isystem "$root/tests/neuron/sdk" -DMOE_NEURON_USE_SDK_HEADERS -fsyntax-only \
+      "$work/neuron_implementation.c" 2>/dev/null
+}
+for sdk in "$root/tests/neuron/sdk" "${NEURON_SDK_INCLUDE:-/opt/aws/neuron/include}"; do
+  if [ -e "$sdk/nrt/nrt.h" ]; then
+    check "moe_neuron.h agrees with $sdk" agrees "gcc -std=c11" "$sdk" "$work/neuron_implementation.c"
+    check "moe_neuron.h agrees with $sdk, C++" agrees "g++ -std=c++11" "$sdk" "$work/neuron.cc"
+  else
+    skip "moe_neuron.h against the SDK's headers (none in $sdk; see NEURON_SDK_INCLUDE)"
+  fi
+done
+for change in 's/X(RESOURCE, 4,/X(RESOURCE, 8,/' 's/arch_name\[16\]/arch_name[17]/' 's/X(UINT16, 0x5/X(UINT16, 0x6/' \
+  's/X(INSTANCE_TRN3, 14)/X(INSTANCE_TRN3, 16)/' 's/nrt_execute_repeat, (MOE/nrt_execute_repeat, (const MOE/'; do
+  check "moe_neuron.h: a change of the ABI is noticed: $change" disagrees "$change"
+done
+alone() { ! echo '#include "moe.h"' | gcc -E -I"$root" -DMOE_IMPLEMENTATION -xc - | grep -i -e neuron/ -e dlfcn; }
+check "moe.h includes nothing of moe_neuron.h" alone
 case $(uname -m) in
 x86_64)
   check "gcc heeds what a region for an instruction set leaves out" regions

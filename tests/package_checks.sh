@@ -19,6 +19,11 @@ amalgamate() {
   mkdir -p "$single" && python3 "$root/tools/amalgamate.py" "$single/moe.h" && ls -l "$single" &&
     ! grep -n '^ *# *include *"' "$single/moe.h" | grep -v '"moe.h"'
 }
+neuron_alone() {
+  cd "$single" && printf '#define MOE_NEURON_IMPLEMENTATION\n#include "moe_neuron.h"\n' >neuron.c &&
+    gcc -O1 $strict -c neuron.c -o neuron.o &&
+    printf '#define MOE_IMPLEMENTATION\n#include "moe_neuron.h"\n' >both.c && gcc $strict -fsyntax-only both.c
+}
 alone() {
   cd "$single" && printf '#define MOE_IMPLEMENTATION\n#include "moe.h"\n' >one.c && gcc -O2 $strict -c one.c -o one.o
 }
@@ -35,6 +40,12 @@ installed() {
     -Dexamples=disabled && meson install -C "$work/build" && export PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" &&
     pkg-config --modversion moe && cd "$work" && rm -rf tree &&
     gcc -O1 $(pkg-config --cflags moe) program.c -o installed $(pkg-config --libs moe) && ./installed
+}
+
+# The optional header is installed with the rest.
+installed_neuron() {
+  printf '#define MOE_IMPLEMENTATION\n#include <moe/moe_neuron.h>\nint main(void) { return 0; }\n' >"$work/neuron.c" &&
+    gcc -O1 -I"$work/prefix/include" "$work/neuron.c" -o "$work/neuron" -lm -ldl && "$work/neuron"
 }
 
 # What is installed, then moved, is found by CMake, but not as another version.
@@ -113,7 +124,8 @@ version() { # the header's and Meson's are one
 
 example() { # the command that README shows, in a fresh copy without anything built
   mkdir "$work/copy" && cp -r "$root/moe.h" "$root/moe" "$root/examples" "$work/copy" && cd "$work/copy" &&
-    cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h"
+    cc -O2 -I. examples/train_lm.c -o train_lm -lm && ./train_lm --steps 3 "$root/moe.h" &&
+    ./train_lm --dtype mxfp8 --steps 3 "$root/moe.h"
 }
 
 gpt_oss() { # checks itself against the model's formulas
@@ -142,10 +154,12 @@ peers() {
 
 if check "amalgamate.py makes one file without quoted includes" amalgamate; then
   check "that file compiles alone" alone
+  check "moe_neuron.h next to it compiles, without and with it" neuron_alone
   for compiler in $(compilers); do check "$compiler: that file is the same code" same_code "$compiler"; done
 fi
 check "moe.h and meson.build agree on the version" version
 check "installed header and pkg-config" installed
+check "installed moe_neuron.h" installed_neuron
 if have cmake; then
   check "CMake consumer: find_package(moe) finds moe::moe" cmake_consumer
 else

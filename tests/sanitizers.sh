@@ -37,5 +37,5 @@ build_with() { # directory, flags, tests
 tests=
 for file in "$root"/tests/test_*.c; do tests="$tests $(basename "$file" .c)"; done
 sanitize address,undefined "-Db_sanitize=address,undefined" $tests
-sanitize thread "-Db_sanitize=thread" test_bits
+sanitize thread "-Db_sanitize=thread" test_bits test_neuron
 finish

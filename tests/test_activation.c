@@ -47,6 +47,11 @@ static struct exact exact_identity(double x, double alpha) {
   return (struct exact){x, 1.0};
 }
 
+static struct exact exact_situ(double x, double alpha) {
+  const double t = tanh(x / alpha), s = 1 / (1 + exp(-x)), e = exp(-2 * fabs(x / alpha));
+  return (struct exact){alpha * t * s, 4 * e / (1 + e) / (1 + e) * s + alpha * t * s / (1 + exp(x))};
+}
+
 struct activation_case {
   const char *name;
   moe_activation activation;
@@ -64,6 +69,8 @@ static struct activation_case cases[] = {
     {"relu", MOE_ACT_RELU, 0.0f, 0.0f, exact_relu, 1},
     {"squared_relu", MOE_ACT_SQUARED_RELU, 0.0f, 0.0f, exact_squared_relu, 1},
     {"identity", MOE_ACT_IDENTITY, 0.0f, 0.0f, exact_identity, 1},
+    {"situ", MOE_ACT_SITU, 0.0f, 4.0f, exact_situ, 0},
+    {"situ alpha=1.3", MOE_ACT_SITU, 1.3f, 1.3f, exact_situ, 0},
 };
 
 struct worst {
@@ -130,9 +137,9 @@ static void check_chunk(const struct activation_case *c, uint32_t first, uint32_
 
 static void test_activation(void **state) {
   const struct activation_case *c = *state;
-  static const float centre[] = {0.0f,    0x1p-126f, 0x1p-40f, 0x1p-12f, 0.1f,  0.5f,   0.6931f, 1.0f,   1.702f, 2.0f,
-                                 3.0f,    4.0f,      5.0f,     8.0f,     10.0f, 13.0f,  14.4f,   16.0f,  20.0f,  51.0f,
-                                 61.1f,   87.3f,     88.7f,    89.0f,    103.9f, 104.0f, 1000.0f, 0x1p60f, 0x1p127f};
+  static const float centre[] = {0.0f,  0x1p-126f, 0x1p-40f, 0x1p-12f, 0.1f,   0.5f,   0.6931f, 1.0f,    1.702f,  2.0f,
+                                 3.0f,  4.0f,      5.0f,     8.0f,     10.0f,  13.0f,  14.4f,   16.0f,   20.0f,   51.0f,
+                                 61.1f, 87.3f,     88.7f,    89.0f,    103.9f, 104.0f, 1000.0f, 0x1p60f, 0x1p127f};
   struct worst worst = {0, 0};
   uint32_t stride = getenv("MOE_TEST_LONG") ? 1 : (uint32_t)test_cases(257, 65537);
   uint64_t span = (uint64_t)CHUNK * stride;

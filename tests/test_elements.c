@@ -12,7 +12,7 @@
 #include "support/element_oracle.h"
 #include "support/pool.h"
 
-enum { CHUNK = 1 << 16, CHUNKS = 1 << 16, CASTS = 4 };
+enum { CHUNK = 1 << 16, CHUNKS = 1 << 16, CASTS = 6 };
 
 /* The formats' published limits, in numbers. */
 static void test_oracle(void **state) {
@@ -32,7 +32,8 @@ static void oracle_chunk(const struct element *f, uint32_t first, uint32_t cast,
   const uint32_t last = first + (CHUNK - 1);
   const int one = element_code(f, first, cast);
   if (element_code(f, last, cast) == one && (first & 0x7f800000u) != 0x7f800000u) {
-    memset(codes, f->bits == 8 ? one : one * 17, f->bits == 8 ? CHUNK : CHUNK / 2);
+    for (int64_t i = 0; i < 4; i++) element_put(f, codes, i, one); /* as many as are whole bytes of any width */
+    for (int64_t i = f->bits / 2; i < element_bytes(f, CHUNK); i++) codes[i] = codes[i - f->bits / 2];
     return;
   }
   for (uint32_t i = 0; i < CHUNK; i++) element_put(f, codes, i, element_code(f, first + i, cast));
@@ -51,7 +52,7 @@ static int casts_on(int isa, uint32_t first, uint32_t cast) {
 
 static void compare_chunk(const struct element *f, uint32_t first, uint32_t cast, const float *x, struct tally *tally) {
   static uint8_t expected[CHUNK], actual[CHUNK];
-  const size_t bytes = f->bits == 8 ? CHUNK : CHUNK / 2;
+  const size_t bytes = (size_t)element_bytes(f, CHUNK);
   oracle_chunk(f, first, cast, expected);
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if (!casts_on(isa, first, cast) || !test_use_isa(isa)) continue;
@@ -116,10 +117,10 @@ static void test_from_every_float(void **state) {
   report(f, &sum);
 }
 
-/* Every byte, so every code and for e2m1 every pair. */
+/* Every byte, so every code and for e2m1 every pair; of 6 bits, that many bytes of every value. */
 static void test_every_code(void **state) {
   const struct element *f = (const struct element *)*state;
-  const int n = f->bits == 8 ? 256 : 512;
+  const int n = 256 * 8 / f->bits;
   uint8_t codes[256];
   float actual[512];
   for (int i = 0; i < 256; i++) codes[i] = (uint8_t)i;
@@ -167,15 +168,15 @@ static void test_scales_from_floats(void **state) {
 static void check_tail(const struct element *f, const float *x, int64_t n, uint32_t cast) {
   uint8_t codes[128];
   float back[128];
-  const int64_t bytes = f->bits == 8 ? n : (n + 1) / 2;
+  const int64_t bytes = element_bytes(f, n);
   memset(codes, 0x5a, sizeof codes);
   memset(back, 0x5a, sizeof back);
   assert_int_equal(f->from_f32(NULL, codes, x, n, cast), MOE_OK);
   for (int64_t i = 0; i < n; i++) assert_int_equal(element_get(f, codes, i), element_code(f, bits_of(x[i]), cast));
   for (int64_t i = bytes; i < 128; i++) assert_int_equal(codes[i], 0x5a);
-  if (f->bits == 4 && n % 2) {
-    assert_int_equal(codes[n / 2] >> 4, 0);
-    codes[n / 2] |= 0xd0;
+  if (n * f->bits % 8) {
+    assert_int_equal(codes[bytes - 1] >> n * f->bits % 8, 0);
+    codes[bytes - 1] |= (uint8_t)(0xdd << n * f->bits % 8);
   }
   assert_int_equal(f->to_f32(NULL, back, codes, n), MOE_OK);
   for (int64_t i = 0; i < 128; i++)
@@ -223,7 +224,7 @@ static void test_bad_arguments(void **state) {
   moe_context ctx = {0};
   float x[4] = {1, 2, 3, 4};
   uint8_t codes[4] = {0};
-  assert_int_equal(f->from_f32(&ctx, codes, x, 4, 4), MOE_ERROR_INVALID_OPTION);
+  assert_int_equal(f->from_f32(&ctx, codes, x, 4, 8), MOE_ERROR_INVALID_OPTION);
   assert_string_equal(ctx.message, "cast has unknown bits");
   assert_int_equal(f->from_f32(&ctx, codes, x, -1, 0), MOE_ERROR_INVALID_SHAPE);
   assert_int_equal(f->to_f32(&ctx, x, codes, -1), MOE_ERROR_INVALID_SHAPE);

@@ -7,7 +7,7 @@
 
 #include "support/problem.h"
 
-enum change { SET_VALUE, SET_FLOAT, SHIFT_POINTER, OVERLAY_POINTER, STORE_INT32, STORE_TWICE, DECREMENT };
+enum change { SET_VALUE, SET_FLOAT, SHIFT_POINTER, OVERLAY_POINTER, STORE_INT32, DECREMENT };
 
 struct error_case {
   const char *path;
@@ -33,7 +33,6 @@ struct error_case {
 #define OVERLAID(path, onto) \
   {FIELD(path), OVERLAY_POINTER, 0, 0, offsetof(struct problem_args, onto), 0, MOE_ERROR_OVERLAP, NULL, #onto},
 #define STORED(path, index, id) {FIELD(path), STORE_INT32, id, 0, index, 0, MOE_ERROR_INVALID_INDEX, NULL, NULL},
-#define STORED_TWICE(path) {FIELD(path), STORE_TWICE, 0, 0, 0, 0, MOE_ERROR_INVALID_INDEX, NULL, NULL},
 #define LESS(path) {FIELD(path), DECREMENT, 0, 0, 0, 0, MOE_ERROR_WORKSPACE, NULL, NULL},
 
 static const struct error_case error_cases[] = {
@@ -97,10 +96,6 @@ static void apply(const struct error_case *c, struct problem_args *args) {
     case STORE_INT32:
       ids = (int32_t *)(void *)pointer;
       ids[c->other] = id;
-      return;
-    case STORE_TWICE:
-      ids = (int32_t *)(void *)pointer;
-      ids[1] = ids[0] = 1;
       return;
     case DECREMENT:
       memcpy(&bytes, field, sizeof bytes);
@@ -348,6 +343,8 @@ static void test_device_limits(void **state) {
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "conditions");
   args.layer.N = 1, args.gate_up_activations_T = saved;
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "gate_up_activations_T");
+  args.gate_up_activations_T = NULL, args.scaled_intermediate_checkpoint_T = saved;
+  check_limit(&args, MOE_SCHEDULE_PING_PONG, "scaled_intermediate_checkpoint_T");
   args.layer.B = 128;
   check_limit(&args, MOE_SCHEDULE_PING_PONG, "B");
   args.device.check_limits = 0;

@@ -99,6 +99,9 @@ static int64_t expert_of(const grouped *g, int64_t pos) {
 }
 static int64_t x_row(const grouped *g, int64_t pos) { return g->args.permute_x ? g->gather[pos] / g->args.topk : pos; }
 static int64_t y_row(const grouped *g, int64_t pos) { return g->args.permute_y ? g->gather[pos] : pos; }
+static int64_t weight_of(const grouped *g, int64_t pos) {
+  return g->args.topk_weights ? (int64_t)g->weights[y_row(g, pos)] : 1;
+}
 static int64_t dx_row(const grouped *g, int64_t pos) { return g->args.permute_x ? g->gather[pos] : pos; }
 
 static void expect(const grouped *g, const char *what, const test_tensor *got, int64_t i, int64_t want) {
@@ -113,14 +116,13 @@ static void check_rows(const grouped *g) {
       int64_t sum = 0;
       for (int64_t k = 0; k < K && !none; ++k)
         sum += integer_at(&g->x, x_row(g, pos) * K + k) * integer_at(&g->w, (e * N + n) * K + k);
-      if (g->args.topk_weights) sum *= (int64_t)g->weights[y_row(g, pos)];
-      expect(g, "Y", &g->y, y_row(g, pos) * N + n, sum);
+      expect(g, "Y", &g->y, y_row(g, pos) * N + n, sum * weight_of(g, pos));
     }
     for (int64_t k = 0; k < K; ++k) {
       int64_t sum = 0;
       for (int64_t n = 0; n < N && !none; ++n)
         sum += integer_at(&g->dy, y_row(g, pos) * N + n) * integer_at(&g->w, (e * N + n) * K + k);
-      expect(g, "dX", &g->dx, dx_row(g, pos) * K + k, sum);
+      expect(g, "dX", &g->dx, dx_row(g, pos) * K + k, sum * weight_of(g, pos));
     }
   }
 }
@@ -132,8 +134,8 @@ static void check_weights(const grouped *g) {
   for (int64_t pos = 0; pos < g->total; ++pos) {
     const int64_t e = expert_of(g, pos);
     for (int64_t i = 0; i < N * K && e < g->args.E; ++i)
-      sum[e * N * K + i] +=
-          integer_at(&g->dy, y_row(g, pos) * N + i / K) * integer_at(&g->x, x_row(g, pos) * K + i % K);
+      sum[e * N * K + i] += weight_of(g, pos) * integer_at(&g->dy, y_row(g, pos) * N + i / K) *
+                            integer_at(&g->x, x_row(g, pos) * K + i % K);
   }
   for (int64_t i = 0; i < g->dw.count; ++i) expect(g, "dW", &g->dw, i, sum[i]);
   free(sum);
@@ -231,7 +233,7 @@ enum { BAD_ARGUMENTS = 22 };
 /* Spoils one thing; returns the status that must follow and what the message must name. */
 static moe_status spoil(int which, moe_grouped_gemm_args *a, int32_t *sizes, int32_t *gather, const char **name) {
   switch (which) {
-    case 0: return a->num_tokens = 0, *name = "num_tokens", MOE_ERROR_INVALID_SHAPE;
+    case 0: return a->num_tokens = -1, *name = "num_tokens", MOE_ERROR_INVALID_SHAPE;
     case 1: return a->topk = -1, *name = "topk", MOE_ERROR_INVALID_SHAPE;
     case 2: return a->E = 0, *name = "E", MOE_ERROR_INVALID_SHAPE;
     case 3: return a->N = 0, *name = "N", MOE_ERROR_INVALID_SHAPE;
@@ -242,8 +244,7 @@ static moe_status spoil(int which, moe_grouped_gemm_args *a, int32_t *sizes, int
     case 8: return a->permute_y = 2, *name = "permute_y", MOE_ERROR_INVALID_OPTION;
     case 9: return a->weight_grad_dtype = (moe_dtype)9, *name = "weight_grad_dtype", MOE_ERROR_INVALID_OPTION;
     case 10: return a->accumulate = MOE_ACCUMULATE_OUTPUT, *name = "accumulate", MOE_ERROR_INVALID_OPTION;
-    case 11:
-      return a->permute_y = 0, a->topk_weights = (const float *)a->X, *name = "topk_weights", MOE_ERROR_INVALID_OPTION;
+    case 11: return a->topk_mode = MOE_TOPK_COUNT_, *name = "topk_mode", MOE_ERROR_INVALID_OPTION;
     case 12: return a->m_sizes = NULL, *name = "m_sizes", MOE_ERROR_NULL_ARGUMENT;
     case 13: return a->X = NULL, *name = "X", MOE_ERROR_NULL_ARGUMENT;
     case 14: return a->W = NULL, *name = "W", MOE_ERROR_NULL_ARGUMENT;
@@ -328,8 +329,8 @@ static void test_packed_layer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact),    cmocka_unit_test(test_row_counts),
-                                     cmocka_unit_test(test_packed_checks),
-                                     cmocka_unit_test(test_bad_arguments),    cmocka_unit_test(test_packed_layer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_grouped_exact), cmocka_unit_test(test_row_counts),
+                                     cmocka_unit_test(test_packed_checks), cmocka_unit_test(test_bad_arguments),
+                                     cmocka_unit_test(test_packed_layer)};
   return cmocka_run_group_tests_name("grouped", tests, NULL, NULL);
 }

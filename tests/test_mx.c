@@ -6,7 +6,7 @@
 #include "support/mx_quantize_oracle.h"
 #include "support/pool.h"
 
-enum { RULES = MOE_SCALE_COUNT_, CASTS = 4, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
+enum { RULES = MOE_SCALE_COUNT_, CASTS = 6, TYPES = 1 + TEST_DTYPES, GUARD = 16 };
 
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
@@ -114,7 +114,7 @@ static void check(const struct element *f, moe_quantize_mx_args *q, int64_t line
   moe_context ctx = {.parallel_for = test_pool_parallel_for,
                      .parallel_for_user = &pool,
                      .num_threads = (int32_t)test_random_range(rng, 1, 3)};
-  const int64_t n = lines * length, stride = f->bits == 8 ? length : (length + 1) / 2, groups = (length + 31) / 32;
+  const int64_t n = lines * length, stride = element_bytes(f, length), groups = (length + 31) / 32;
   struct buffers b = {
       .x = take(4 * n), .back = take(4 * n), .plain = take(4 * n + GUARD), .plain_back = take(4 * n + GUARD)};
   b.code_bytes = lines * stride, b.scale_bytes = lines * groups;
@@ -183,7 +183,7 @@ static void test_items(void **state) {
   enum { ROWS = 130, COLUMNS = 131239, PERIOD = 4099 };
   const struct element *f = (const struct element *)*state;
   const int64_t n = (int64_t)ROWS * COLUMNS, groups = (COLUMNS + 31) / 32;
-  const int64_t stride = f->bits == 8 ? COLUMNS : (COLUMNS + 1) / 2;
+  const int64_t stride = element_bytes(f, COLUMNS);
   uint64_t rng = 23;
   uint16_t *x = take(2 * n), *back = take(2 * n), *line = take(2 * COLUMNS);
   uint8_t *codes = take(ROWS * stride), *scales = take(ROWS * groups), *code = take(stride), *scale = take(groups);
@@ -306,15 +306,15 @@ static void test_bad_arguments(void **state) {
     bad.field = (value);                                                 \
     assert_int_equal(moe_dequantize_mx(&ctx, &bad), MOE_ERROR_##status); \
   } while (0)
-  REFUSED(element, (moe_element)ELEMENTS, INVALID_OPTION);
+  REFUSED(element, (moe_element)(ELEMENTS + 1), INVALID_OPTION);
   REFUSED_BACK(element, (moe_element)-1, INVALID_OPTION);
   REFUSED(dtype, (moe_dtype)TYPES, INVALID_OPTION);
   REFUSED_BACK(dtype, (moe_dtype)TYPES, INVALID_OPTION);
   REFUSED(transposed, 2, INVALID_OPTION);
   REFUSED_BACK(transposed, -1, INVALID_OPTION);
-  REFUSED(rows, 0, INVALID_SHAPE);
+  REFUSED(rows, -2, INVALID_SHAPE);
   REFUSED_BACK(rows, -1, INVALID_SHAPE);
-  REFUSED(columns, 0, INVALID_SHAPE);
+  REFUSED(columns, -2, INVALID_SHAPE);
   REFUSED_BACK(columns, -1, INVALID_SHAPE);
   REFUSED(rows, INT64_MAX, OVERFLOW);
   REFUSED_BACK(columns, INT64_MAX, OVERFLOW);
@@ -329,7 +329,8 @@ static void test_bad_arguments(void **state) {
   REFUSED(plain, (char *)x + 2, MISALIGNED);
   REFUSED_BACK(plain, (char *)x + 2, MISALIGNED);
   REFUSED(scale_rule, (moe_scale_rule)RULES, INVALID_OPTION);
-  REFUSED(cast, 4, INVALID_OPTION);
+  REFUSED(cast, 8, INVALID_OPTION);
+  REFUSED(cast, MOE_CAST_HALF_AWAY | MOE_CAST_HALF_TO_ZERO, INVALID_OPTION);
   assert_int_equal(moe_quantize_mx(&ctx, NULL), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(moe_dequantize_mx(&ctx, NULL), MOE_ERROR_NULL_ARGUMENT);
   assert_int_equal(moe_quantize_mx(&ctx, &good), MOE_OK);

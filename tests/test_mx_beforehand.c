@@ -153,7 +153,7 @@ struct quantized_layer {
 static moe_quantized_weight quantize(const struct problem *p, int id, const moe_mx_rounding *r, int64_t rows,
                                      int64_t columns) {
   const test_tensor t = problem_typed(p, id);
-  const int64_t line = elements[r->element].bits == 4 ? (rows + 1) / 2 : rows, groups = (rows + 31) / 32;
+  const int64_t line = element_bytes(&elements[r->element], rows), groups = (rows + 31) / 32;
   uint8_t *codes = malloc((size_t)(p->o.E * columns * line)), *scales = malloc((size_t)(p->o.E * columns * groups));
   for (int64_t e = 0; e < p->o.E; e++) {
     const moe_quantize_mx_args args = {

@@ -59,7 +59,8 @@ static void test_every_rounding(void **state) {
   for (int64_t i = 0; i < ELEMENTS * RULES * CASTS; i += test_cases(1, 13)) {
     struct problem_options o = plain_options(61000 + (uint64_t)i, dtype, 40, 37);
     o.T = 20;
-    o.mx = (moe_mx_operands){rounding_number(i), rounding_number(i), rounding_number(i), 1, MOE_MX_LAYOUT_PLAIN};
+    o.mx = (moe_mx_operands){.activations = rounding_number(i), .weights = rounding_number(i),
+                             .gradients = rounding_number(i), .weight_grads = 1};
     struct problem p;
     use_isa_number(i);
     open_routed(&p, &o, &rng, test_random_chance(&rng, 4));
@@ -111,6 +112,37 @@ static void test_layouts(void **state) {
     open_routed(&p, &o, &rng, 0);
     check_by_hand(&p);
     close_problem(&p);
+  }
+  test_use_best_isa();
+}
+
+/* Every expert's x, m or both rounded under the expert's own scale, from a hundredth of what fits to a hundred times.
+   Without a checkpoint the backward computes g and u again, to the same bits. */
+static void test_static_scales(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 36 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(60, 8); i++) {
+    struct problem_options o = plain_options(65000 + (uint64_t)i, dtype, 20 + i, 90 - i);
+    float scale[2][8];
+    o.E = 4;
+    problem_options_settle(&o);
+    for (int e = 0; e < 16; e++)
+      scale[e / 8][e % 8] = (float)ldexp(1 + test_unit(&rng), (int)test_random_range(&rng, -14, -2));
+    o.mx = operands(&rng, 1 | (i / 3 % 8) << 1);
+    o.mx.activations.element = element_wide(i);
+    if (i % 3 != 1) o.mx.gate_up_in_scale = scale[0];
+    if (i % 3 != 2) o.mx.down_in_scale = scale[1];
+    if (i % 20 == 19) o.H = 512, o.I = 36, o.mx.activation_layout = MOE_MX_LAYOUT_NKI_STRIDED_X4;
+    struct problem p, q;
+    use_isa_number(i);
+    open_routed(&p, &o, &rng, i % 5 == 1);
+    check_by_hand(&p);
+    open_copy(&q, &p, &o.mx);
+    q.o.save_gate_up = 0;
+    problem_options_settle(&q.o);
+    call(&q, PROBLEM_BACKWARD);
+    expect_same_outputs(&q, &p, PROBLEM_BACKWARD, "that with a checkpoint");
+    close_problem(&p), close_problem(&q);
   }
   test_use_best_isa();
 }
@@ -248,6 +280,7 @@ static void test_workspace(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_by_hand), EACH_DTYPE(test_every_rounding), EACH_DTYPE(test_long_shapes), EACH_DTYPE(test_layouts),
+      EACH_DTYPE(test_static_scales),
       EACH_DTYPE(test_rows), EACH_DTYPE(test_bits), EACH_DTYPE(test_nan_stays), EACH_DTYPE(test_workspace),
   };
   return cmocka_run_group_tests_name("mx operands", tests, NULL, NULL);

@@ -40,16 +40,50 @@ static void test_bad_operands(void **state) {
   REFUSED(gradients.field, value, "mx.gradients")
   REFUSED_EACH(enabled, 2);
   REFUSED_EACH(enabled, -1);
-  REFUSED_EACH(element, (moe_element)ELEMENTS);
+  REFUSED_EACH(element, (moe_element)(ELEMENTS + 1));
   REFUSED_EACH(element, (moe_element)-1);
   REFUSED_EACH(scale_rule, (moe_scale_rule)RULES);
   REFUSED_EACH(scale_rule, (moe_scale_rule)-1);
-  REFUSED_EACH(cast, 4);
+  REFUSED_EACH(cast, 8);
+  REFUSED_EACH(cast, MOE_CAST_HALF_AWAY | MOE_CAST_HALF_TO_ZERO);
   REFUSED_EACH(cast, 0x80000000u);
   REFUSED(weight_grads, 2, "mx.weight_grads");
   REFUSED(weight_grads, -1, "mx.weight_grads");
   REFUSED(activation_layout, (moe_mx_layout)MOE_MX_LAYOUT_COUNT_, "mx.activation_layout");
   REFUSED(activation_layout, (moe_mx_layout)-1, "mx.activation_layout");
+  close_problem(&p);
+}
+
+/* Scales of inputs: finite and above 0, and activations that are rounded to 8 bits. */
+static void test_bad_scales(void **state) {
+  static const float bad[] = {0.0f, -1.0f, INFINITY, NAN};
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  struct problem_options o = plain_options(78500, dtype, 40, 36);
+  struct problem p;
+  uint64_t rng = 52;
+  float scale[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+  open_routed(&p, &o, &rng, 0);
+  for (int i = 0; i < 14; i++) {
+    moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};
+    struct problem_args args;
+    moe_mx_operands mx = all_operands(&rng);
+    mx.activations.element = i == 12 ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
+    mx.activations.enabled = i != 13;
+    *(i % 2 ? &mx.down_in_scale : &mx.gate_up_in_scale) = scale;
+    scale[p.o.E - 1] = i < 8 ? bad[i / 2] : 1;
+    const char *name = i % 2 ? "mx.down_in_scale" : "mx.gate_up_in_scale";
+    if (i >= 12) refused(&p, &mx, MOE_ERROR_INVALID_OPTION, name);
+    for (int op = PROBLEM_FORWARD; op <= PROBLEM_BACKWARD && i < 12; op++) {
+      struct problem before;
+      p.o.mx = mx;
+      open_copy(&before, &p, &mx);
+      problem_make_args(&p, &args);
+      assert_int_equal(problem_call((enum problem_op)op, &ctx, &args), i < 8 ? MOE_ERROR_INVALID_OPTION : MOE_OK);
+      if (i < 8) assert_non_null(strstr(ctx.message, name));
+      for (int id = 0; id < PT_COUNT && i < 8; id++) expect_same(&p, &before, id, "that before an error");
+      close_problem(&before);
+    }
+  }
   close_problem(&p);
 }
 
@@ -103,6 +137,7 @@ static void test_packed_weights(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       EACH_DTYPE(test_bad_operands),
+      EACH_DTYPE(test_bad_scales),
       EACH_DTYPE(test_bad_layouts),
       EACH_DTYPE(test_packed_weights),
   };

@@ -1,5 +1,6 @@
-/* What is prefetched, which no result shows, so that the test is of the library's inside: every line that the rows
-   touch, wherever they begin and however many steps there are; and runs of panels as equal as can be. */
+/* What no result shows, so that the test is of the library's inside. What is prefetched: every line that the rows touch,
+   wherever they begin and however many steps there are; and runs of panels as equal as can be. What a tuned blocking
+   changes, and for which calls. */
 #define MOE_IMPLEMENTATION
 #include "support/test.h"
 
@@ -80,7 +81,58 @@ static void test_equal_runs(void **state) {
     }
 }
 
+/* Whether a call with this key is tuned, and then as the entry says. */
+static int tuned(const moe_tune_entry *entry, moe_tune_entry key) {
+  const moe_tune_table table = {(moe_tune_entry *)(uintptr_t)entry, 1, 1};
+  const moe_context ctx = {.tune = &table};
+  moe_group_ group;
+  moe_group_init_(&group, MOE_DTYPE_F32, 4);
+  const moe_kernels *usual = group.kernels;
+  moe_group_tune_(&group, &ctx, &key);
+  if (group.kernels == usual) return 0;
+  const moe_blocking_ *b = group.kernels->blocking;
+  assert_true(b->kc[MOE_PANEL_F32] == 64 && b->mc == 48 && b->nc_panels == 3 && b->items_per_worker == 9);
+  assert_true(b->prefetch_bytes == 77 && b->small_m_plain_rows[MOE_DTYPE_F32] == 7 && b->small_m_bf16_rows == 5);
+  assert_true(b->small_m_codes_rows == 7 && b->small_m_columns_rows[MOE_DTYPE_BF16] == 7);
+  assert_true(b->kc_bytes[MOE_PANEL_F32] == usual->blocking->kc_bytes[MOE_PANEL_F32]);
+  assert_ptr_equal(group.kernels->gemm, usual->gemm);
+  return 1;
+}
+
+static void test_tuned(void **state) {
+  (void)state;
+  moe_tune_entry entry = {.here = 1,
+                          .isa = moe_isa_active(),
+                          .op = MOE_TUNE_GROUPED_GEMM_DX,
+                          .dtype = MOE_DTYPE_F32,
+                          .flags = MOE_TUNE_PERMUTE_X,
+                          .E = 4,
+                          .N = 5,
+                          .K = 6,
+                          .blocking = {70, 48, 3, 9, 7, 77}};
+  const moe_tune_entry key = entry;
+  assert_true(tuned(&entry, key));
+#define OTHER(change)                   \
+  do {                                  \
+    moe_tune_entry other = key;         \
+    change;                             \
+    assert_false(tuned(&entry, other)); \
+  } while (0)
+  OTHER(other.op = MOE_TUNE_GROUPED_GEMM);
+  OTHER(other.dtype = MOE_DTYPE_BF16);
+  OTHER(other.flags = 0);
+  OTHER(other.E = 5);
+  OTHER(other.N = 6);
+  OTHER(other.K = 5);
+#undef OTHER
+  entry.here = 0;
+  assert_false(tuned(&entry, key));
+  entry.here = 1, entry.isa = (moe_isa)(entry.isa + 1);
+  assert_false(tuned(&entry, key));
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_line), cmocka_unit_test(test_equal_runs)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_line), cmocka_unit_test(test_equal_runs),
+                                     cmocka_unit_test(test_tuned)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,15 +51,17 @@ static void test_mx(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   uint64_t rng = 40 + (uint64_t)dtype;
   const int64_t rounds = 2, step = test_cases(1, 7);
-  for (int64_t i = 0; i < LAYOUTS * PLACEMENTS * ELEMENTS * rounds; i += step) {
+  for (int64_t i = 0; i < LAYOUTS * PLACEMENTS * (ELEMENTS + 1) * rounds; i += step) {
     struct storage s = {.packed = test_random_chance(&rng, 3), .normal = test_random_chance(&rng, 2)};
     s.sunk = !test_dtype_narrow(dtype) && test_random_chance(&rng, 3);
     s.gate_up.layout = s.down.layout = (moe_mx_layout)(i % LAYOUTS);
     s.gate_up.scales_layout = s.down.scales_layout = (moe_mx_scales)(i / LAYOUTS % PLACEMENTS);
-    s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % ELEMENTS);
+    s.gate_up.element = s.down.element = (moe_element)(i / LAYOUTS / PLACEMENTS % (ELEMENTS + 1)); /* and MXINT8 */
     const moe_mx_layout layout = s.gate_up.layout;
     if (!mx_placeable(layout, s.gate_up.scales_layout)) continue;
+    if (test_dtype_narrow(dtype) && s.down.element == MOE_ELEMENT_E5M2FNUZ) continue; /* fp16 does not hold all */
     if (mx_is_of_e2m1(layout) && s.down.element != MOE_ELEMENT_E2M1) continue;
+    if (!quantized_storable(&s.down, 1, 32 * 16)) continue;
     int64_t H = odd[test_random_range(&rng, 0, 13)], I = odd[test_random_range(&rng, 0, 13)];
     if (layout != MOE_MX_LAYOUT_PLAIN) H = 32 * test_random_range(&rng, 1, 9), I = 32 * test_random_range(&rng, 1, 9);
     if (mx_is_x4(layout)) H = 512 * test_random_range(&rng, 1, 2), I = 4 * test_random_range(&rng, 1, 20);
@@ -98,11 +100,45 @@ static void test_float_scales(void **state) {
     s.gate_up.scaling = (moe_weight_scaling)(1 + i % 5), s.down.scaling = (moe_weight_scaling)(1 + i / 5 % 5);
     s.gate_up.block = s.down.block = blocks[i % 5], s.gate_up.repeat = s.down.repeat = repeats[i % 3];
     s.gate_up.element = s.down.element = element_wide(i);
+    s.gate_up.out_in = i / 2 % 2, s.down.out_in = i % 2;
     s.powers = test_dtype_narrow(dtype) || s.gate_up.scaling != MOE_WEIGHT_BLOCK || s.down.scaling != MOE_WEIGHT_BLOCK;
     struct problem_options o =
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
     if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
-    if (test_dtype_narrow(dtype) && s.gate_up.element == MOE_ELEMENT_E5M2) continue; /* fp16 does not hold 4 * 57344 */
+    /* fp16 does not hold 4 * 57344 */
+    if (test_dtype_narrow(dtype) && elements[s.gate_up.element].largest > 50000) continue;
+    check(&o, &s);
+  }
+}
+
+/* Any element, scale and length of a group; blocks of any shape; slices that begin anywhere. */
+static moe_quantized_weight random_blocks(uint64_t *rng, int64_t i, int fp16) {
+  static const int64_t lengths[] = {1, 2, 5, 16, 32, 48, 64, 128, 300};
+  static const float some;
+  moe_quantized_weight w = {.scaling = i % 3 ? MOE_WEIGHT_GROUP : MOE_WEIGHT_BLOCK};
+  do w.element = (moe_element)test_random_range(rng, 0, ELEMENTS + INTEGERS - 1);
+  while (!quantized_storable(&w, 1, 1) || (fp16 && element_of(w.element)->largest > 50000));
+  w.block = lengths[test_random_range(rng, 0, 8)], w.block_columns = lengths[test_random_range(rng, 0, 8)];
+  w.first_k = test_random_range(rng, 0, (int)w.block - 1);
+  w.out_in = test_random_chance(rng, 2);
+  if (w.scaling == MOE_WEIGHT_BLOCK) w.first_column = test_random_range(rng, 0, (int)w.block_columns - 1);
+  else w.first_column = -7; /* not read */
+  w.scales_type = (moe_scales_type)test_random_range(rng, 0, MOE_SCALES_COUNT_ - 1);
+  if (w.scaling == MOE_WEIGHT_GROUP && test_random_chance(rng, 2)) w.global_scale = &some;
+  if (w.element == MOE_ELEMENT_UINT4 && test_random_chance(rng, 2)) w.zero_points = (const uint8_t *)&some;
+  return w;
+}
+
+static void test_blocks(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  uint64_t rng = 70 + (uint64_t)dtype;
+  for (int64_t i = 0; i < test_cases(60, 12); i++) {
+    struct storage s = {.packed = test_random_chance(&rng, 3), .powers = test_dtype_narrow(dtype)};
+    s.gate_up = random_blocks(&rng, i, test_dtype_narrow(dtype));
+    s.down = random_blocks(&rng, i / 3, test_dtype_narrow(dtype));
+    struct problem_options o =
+        shape(9600 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
+    if (s.powers) o.layer.activation = i % 2 ? MOE_ACT_RELU : MOE_ACT_IDENTITY;
     check(&o, &s);
   }
 }
@@ -182,24 +218,31 @@ static void test_scaled_backward(void **state) {
    weights stream past, and packed. */
 enum { PAIR_EXPERTS = 256, PAIR_H = 32, PAIR_ROWS = 33 };
 
-static void open_pairs(const struct element *f, struct quantized *q, struct quantized *down) {
+static void open_pairs(const struct element *f, int group, struct quantized *q, struct quantized *down) {
   uint64_t rng = 3;
-  const int64_t I = f->bits == 8 ? 256 : 16;
+  const int zero = f->id == MOE_ELEMENT_UINT4 ? 8 : 0;
+  const int64_t I = 1 << f->bits;
   *q = (struct quantized){.weight = {.element = f->id}, .E = PAIR_EXPERTS, .K = PAIR_H, .parts = 2, .columns = I};
   *down = (struct quantized){.weight = {.element = f->id}, .E = PAIR_EXPERTS, .K = I, .parts = 1, .columns = PAIR_H};
+  if (group) q->weight.scaling = down->weight.scaling = MOE_WEIGHT_GROUP, q->weight.block = down->weight.block = PAIR_H;
+  if (group) q->weight.scales_type = down->weight.scales_type = (moe_scales_type)group;
   quantized_make(q, &rng, 0, 0, 0, 1);
   quantized_make(down, &rng, 127, 127, 0, 1);
   guard_free(&q->codes), guard_free(&q->scales);
   for (int64_t i = 0; i < PAIR_EXPERTS * 2 * I * PAIR_H; i++)
-    q->table.code[i] = (uint8_t)(i % PAIR_H == 5 ? i / PAIR_H % I : 0);
+    q->table.code[i] = (uint8_t)(i % PAIR_H == 5 ? i / PAIR_H % I : zero);
   for (int64_t i = 0; i < PAIR_EXPERTS * 2 * I; i++) q->table.scale[i] = (uint8_t)(i / (2 * I));
+  for (int64_t i = 0; i < PAIR_EXPERTS * 2 * I && group; i++) quantized_set_scale(q, i, (uint32_t)(i / (2 * I)));
   quantized_store(q, 1);
 }
 
-/* What the f32 checkpoint should hold: a sum from +0; bf16 products take subnormals as zero. */
+/* What the f32 checkpoint should hold: a sum from +0; bf16 products take bf16, and subnormals as zero. */
 static uint32_t pair_wanted(const struct quantized *q, int64_t i, moe_dtype dtype) {
   const int64_t I = q->columns;
-  const uint32_t bits = bits_of(quantized_value(q, i / (2 * I), 5, i / I % 2, i % I)), magnitude = bits & 0x7fffffffu;
+  const uint32_t given = bits_of(quantized_value(q, i / (2 * I), 5, i / I % 2, i % I));
+  const int round = dtype == MOE_DTYPE_BF16 && (given & 0x7fffffffu) < 0x7f800000u;
+  const uint32_t bits = round ? (given + 0x7fffu + (given >> 16 & 1)) & 0xffff0000u : given;
+  const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fc00000u;
   if (magnitude == 0 || (magnitude < 0x00800000u && dtype == MOE_DTYPE_BF16)) return 0;
   return bits;
@@ -248,12 +291,18 @@ static void check_pairs(const struct quantized *q, const struct quantized *down,
 
 static void test_pairs(void **state) {
   (void)state;
-  for (int f = 0; f < ELEMENTS; f++) {
+  for (int i = 0; i < 3 * (ELEMENTS + INTEGERS); i++) {
+    static const int scales[] = {0, MOE_SCALES_E4M3FN, MOE_SCALES_E8M0}; /* 0: MX */
+    const moe_quantized_weight w = {.element = (moe_element)(i / 3),
+                                    .scaling = i % 3 ? MOE_WEIGHT_GROUP : MOE_WEIGHT_MX};
     struct quantized q, down;
-    open_pairs(&elements[f], &q, &down);
+    if (!quantized_storable(&w, 1, PAIR_H)) continue;
+    if (i % 3 && i / 3 % 3 && element_of(w.element)->bits == 8 && w.element != MOE_ELEMENT_INT8)
+      continue; /* too many */
+    open_pairs(element_of(w.element), scales[i % 3], &q, &down);
     for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
-      if (!test_use_quick_isa(isa)) continue;
-      for (int64_t rows = 1; rows <= PAIR_ROWS; rows += PAIR_ROWS - 1) {
+      if (!test_use_quick_isa(isa) || (i % 3 && isa == MOE_ISA_SCALAR)) continue;
+      for (int64_t rows = i % 3 ? PAIR_ROWS : 1; rows <= PAIR_ROWS; rows += PAIR_ROWS - 1) { /* groups are packed */
         check_pairs(&q, &down, MOE_DTYPE_F32, rows);
         check_pairs(&q, &down, MOE_DTYPE_BF16, rows);
       }
@@ -268,6 +317,7 @@ int main(void) {
       EACH_DTYPE(test_mx),
       EACH_DTYPE(test_row_counts),
       EACH_DTYPE(test_float_scales),
+      EACH_DTYPE(test_blocks),
       EACH_DTYPE(test_scaled_backward),
       cmocka_unit_test(test_scaled_sums),
       cmocka_unit_test(test_tiny_scales),

@@ -130,14 +130,14 @@ static void test_bad_input(void **state) {
     REFUSE(0, FORWARD, codes = NULL, NULL_ARGUMENT, "quantized_hidden_states->codes");
     if (op == PROBLEM_FORWARD) {
       REFUSE(0, FORWARD, scales = NULL, NULL_ARGUMENT, "quantized_hidden_states->scales");
-      REFUSE(0, FORWARD, element = (moe_element)ELEMENTS, INVALID_OPTION, x);
+      REFUSE(0, FORWARD, element = (moe_element)(ELEMENTS + 1), INVALID_OPTION, x);
       REFUSE(0, FORWARD, float_scales = 2, INVALID_OPTION, x);
       REFUSE(0, FORWARD, float_scales = 1, INVALID_OPTION, x); /* of 4 bits */
       REFUSE(0, FORWARD, codes = p.tensor[PT_OUTPUT].data, OVERLAP, "output");
       REFUSE(0, FORWARD, codes = workspace, OVERLAP, "workspace");
     } else {
       float *scale = (float *)(void *)s[1].scales.data;
-      REFUSE(0, BACKWARD, element = (moe_element)ELEMENTS, INVALID_OPTION, x);
+      REFUSE(0, BACKWARD, element = (moe_element)(ELEMENTS + 1), INVALID_OPTION, x);
       REFUSE(1, BACKWARD, codes = NULL, NULL_ARGUMENT, "quantized_output_hidden_states_grad->codes");
       REFUSE(1, BACKWARD, scales = NULL, NULL_ARGUMENT, "quantized_output_hidden_states_grad->scales");
       REFUSE(1, BACKWARD, scales = (const char *)s[1].a.scales + 1, MISALIGNED,

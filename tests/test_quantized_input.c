@@ -2,6 +2,8 @@
    device's MX specs and packed weights want beside them. */
 #include "support/quantized_layer.h"
 
+#include <math.h>
+
 /* ------------------------------------------------------------------------------------------------------- bad input */
 
 static void refuse(struct layer *l, const struct problem_args *args, enum problem_op op, moe_status status,
@@ -89,6 +91,60 @@ static void test_bad_scales(void **state) {
   layer_close(&l);
 }
 
+/* Groups, scales of other types, slices. */
+static void test_bad_groups(void **state) {
+  (void)state;
+  struct layer l;
+  struct problem_args args;
+  static const float some[64] = {[3] = INFINITY};
+  struct storage s = {.gate_up = {.scaling = MOE_WEIGHT_GROUP, .element = MOE_ELEMENT_INT8, .block = 16}, .powers = 1};
+  s.down = s.gate_up;
+  struct problem_options o = shape(3, MOE_DTYPE_F32, 64, 32);
+  o.save_gate_up = 1;
+  problem_options_settle(&o);
+  layer_open(&l, &o, &s, 0);
+  moe_context ctx = {.num_threads = 1};
+  run(&l, &ctx, 0, 0);
+  problem_make_args(&l.p, &args);
+  give_quantized(&l, &args.forward.layer), give_quantized(&l, &args.backward.layer);
+  const moe_quantized_weight good = l.gate_up.weight;
+  REFUSE(element = MOE_ELEMENT_MXINT8, INVALID_OPTION, "element cannot be MXINT8, which is for MX");
+  REFUSE(element = (moe_element)(ELEMENTS + INTEGERS), INVALID_OPTION, "element");
+  REFUSE(scaling = MOE_WEIGHT_MX, INVALID_OPTION, "element");
+  REFUSE(scaling = MOE_WEIGHT_BLOCK, INVALID_OPTION, "element");
+  REFUSE(block = 0, INVALID_SHAPE, "block must be at least 1");
+  REFUSE(first_k = 16, INVALID_SHAPE, "first_k is not within a block");
+  REFUSE(first_k = -1, INVALID_SHAPE, "first_k is not within a block");
+  REFUSE(scales_type = MOE_SCALES_COUNT_, INVALID_OPTION, "scales_type");
+  REFUSE(zero_points = (const uint8_t *)some, INVALID_OPTION, "zero_points are for UINT4 and GROUP only");
+  REFUSE(codes = NULL, NULL_ARGUMENT, "quantized_gate_up_proj_weight->codes");
+  REFUSE(scales = NULL, NULL_ARGUMENT, "quantized_gate_up_proj_weight->scales");
+  REFUSE(scales = some, INVALID_OPTION, "quantized_gate_up_proj_weight->scales must be finite");
+  REFUSE(global_scale = some, INVALID_OPTION, "quantized_gate_up_proj_weight->global_scale must be finite");
+  REFUSE(global_scale = (const float *)(const void *)((const char *)some + 1), MISALIGNED,
+         "quantized_gate_up_proj_weight->global_scale");
+  l.gate_up.weight = good;
+  l.gate_up.weight.scaling = MOE_WEIGHT_BLOCK, l.gate_up.weight.element = MOE_ELEMENT_E4M3FN;
+  const moe_quantized_weight good_blocks = l.gate_up.weight;
+#define REFUSE_BLOCKS(assignment, word)                                \
+  do {                                                                 \
+    l.gate_up.weight = good_blocks;                                    \
+    l.gate_up.weight.assignment;                                       \
+    refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_SHAPE, word); \
+  } while (0)
+  REFUSE_BLOCKS(block_columns = -1, "block_columns is negative");
+  REFUSE_BLOCKS(first_column = 16, "first_column is not within a block");
+  REFUSE_BLOCKS(first_column = -1, "first_column is not within a block");
+  REFUSE_BLOCKS(block_columns = 8; l.gate_up.weight.first_column = 8, "first_column is not within a block");
+  l.gate_up.weight = good_blocks, l.gate_up.weight.out_in = 2;
+  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "out_in must be 0 or 1");
+  l.gate_up.weight = good_blocks, l.gate_up.weight.global_scale = some;
+  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "global_scale is for GROUP only");
+  l.gate_up.weight = (moe_quantized_weight){.element = MOE_ELEMENT_E2M3, .layout = MOE_MX_LAYOUT_NKI_1X32};
+  refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "layout must be PLAIN for this element");
+  layer_close(&l);
+}
+
 /* ----------------------------------------------------------------------------------------------------- the MX specs */
 
 static void test_specs(void **state) {
@@ -146,19 +202,17 @@ static void test_packed_alone(void **state) {
   args.forward.layer.quantized_down_proj_weight = &l.down.weight;
   refuse(&l, &args, PROBLEM_FORWARD, MOE_ERROR_INVALID_OPTION, "packed_gate_up_proj_weight");
   moe_pack_weights_args pack_args = {
-      .layout = MOE_PACK_GROUPED, .E = 1, .rows = 8, .columns = 8, .quantized_weight = &l.down.weight};
+      .layout = MOE_PACK_UP, .backward = 1, .E = 1, .rows = 8, .columns = 8, .quantized_weight = &l.down.weight};
   size_t bytes;
-  assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_UNSUPPORTED);
+  assert_int_equal(moe_pack_weights_bf16_size(&ctx, &pack_args, &bytes), MOE_ERROR_INVALID_OPTION);
   free(gate_up);
   layer_close(&l);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_bad_mx),
-      cmocka_unit_test(test_bad_scales),
-      cmocka_unit_test(test_specs),
-      cmocka_unit_test(test_packed_alone),
+      cmocka_unit_test(test_bad_mx), cmocka_unit_test(test_bad_scales),   cmocka_unit_test(test_bad_groups),
+      cmocka_unit_test(test_specs),  cmocka_unit_test(test_packed_alone),
   };
   return cmocka_run_group_tests_name("quantized input", tests, NULL, NULL);
 }

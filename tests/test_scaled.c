@@ -181,6 +181,55 @@ static void test_every_code(void **state) {
   test_use_best_isa();
 }
 
+/* Scales that are powers of two: the least with which nothing saturates, also next to where it changes; and the codes
+   that the same scales give when they are given. */
+static void test_powers_of_two(void **state) {
+  (void)state;
+  enum { ROWS = 300, COLUMNS = 70 };
+  static float plain[ROWS * COLUMNS], scales[ROWS];
+  static uint8_t codes[2][ROWS * COLUMNS];
+  uint64_t rng = 8;
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int64_t i = 0; i < element_wides() * 3 && test_use_isa(isa); i++) {
+      const struct element *f = &elements[element_wide(i)];
+      const float largest = float_of(bits_of((float)element_value(f, f->last)));
+      for (int r = 0; r < ROWS; r++) { /* around largest * 2^k, and anywhere */
+        const int k = (int)test_random_range(&rng, -149, 110);
+        const uint32_t next = bits_of(ldexpf(largest, k)) + (uint32_t)test_random_range(&rng, -2, 2);
+        const float most = float_of(r % 2 ? next & 0x7fffffffu : (uint32_t)test_random_range(&rng, 1, 0x7f7fffff));
+        for (int c = 0; c < COLUMNS; c++) plain[r * COLUMNS + c] = most * ((float)(c % 9 - 4) / 5);
+        plain[r * COLUMNS + (int)test_random_range(&rng, 0, COLUMNS - 1)] = r % 3 ? most : -most;
+        if (r == 7) memset(plain + r * COLUMNS, 0, COLUMNS * sizeof *plain);
+      }
+      moe_context ctx = {0};
+      moe_quantize_scaled_args q = {.element = element_wide(i),
+                                    .rows = ROWS,
+                                    .columns = COLUMNS,
+                                    .block_rows = 1,
+                                    .power_of_two_scales = 1,
+                                    .plain = plain,
+                                    .codes = codes[0],
+                                    .scales = scales};
+      assert_int_equal(moe_quantize_scaled(&ctx, &q), MOE_OK);
+      for (int r = 0; r < ROWS; r++) {
+        double amax = 0;
+        int exponent;
+        for (int c = 0; c < COLUMNS; c++) amax = fmax(amax, fabs((double)plain[r * COLUMNS + c]));
+        assert_true(frexp((double)scales[r], &exponent) == 0.5);
+        if (amax == 0) assert_true(scales[r] == 1);
+        else {
+          if (!((double)scales[r] * (double)largest >= amax))
+            fail_msg("%s %a * %a, amax %a row %d isa %d", f->name, scales[r], largest, amax, r, isa);
+          assert_true((double)scales[r] / 2 * (double)largest < amax || scales[r] == 0x1p-126f);
+        }
+      }
+      q.scales_given = 1, q.codes = codes[1];
+      assert_int_equal(moe_quantize_scaled(&ctx, &q), MOE_OK);
+      assert_memory_equal(codes[0], codes[1], sizeof codes[0]);
+    }
+  test_use_best_isa();
+}
+
 #define REFUSE(assignment, wanted, word)                                                    \
   do {                                                                                      \
     moe_quantize_scaled_args q = good;                                                      \
@@ -201,15 +250,16 @@ static void test_bad_input(void **state) {
   REFUSE(plain = NULL, NULL_ARGUMENT, "plain");
   REFUSE(codes = NULL, NULL_ARGUMENT, "codes");
   REFUSE(scales = NULL, NULL_ARGUMENT, "scales");
-  REFUSE(rows = 0, INVALID_SHAPE, "rows");
+  REFUSE(rows = -1, INVALID_SHAPE, "rows");
   REFUSE(columns = -1, INVALID_SHAPE, "columns");
   REFUSE(block_rows = -1, INVALID_SHAPE, "block_rows");
   REFUSE(block_columns = -1, INVALID_SHAPE, "block_columns");
   REFUSE(element = MOE_ELEMENT_E2M1, INVALID_OPTION, "element");
   REFUSE(element = (moe_element)17, INVALID_OPTION, "element");
   REFUSE(dtype = (moe_dtype)5, INVALID_OPTION, "dtype");
-  REFUSE(cast = 4, INVALID_OPTION, "cast");
+  REFUSE(cast = 8, INVALID_OPTION, "cast");
   REFUSE(scales_given = 2, INVALID_OPTION, "scales_given");
+  REFUSE(power_of_two_scales = -1, INVALID_OPTION, "power_of_two_scales");
   REFUSE(rows = INT64_MAX / 2, OVERFLOW, "plain");
   REFUSE(scales = (float *)(void *)((char *)scales + 1), MISALIGNED, "scales");
   REFUSE(codes = (uint8_t *)(void *)plain, OVERLAP, "codes");
@@ -222,6 +272,7 @@ static void test_bad_input(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_blocks), cmocka_unit_test(test_every_bf16),
-                                     cmocka_unit_test(test_every_code), cmocka_unit_test(test_bad_input)};
+                                     cmocka_unit_test(test_every_code), cmocka_unit_test(test_powers_of_two),
+                                     cmocka_unit_test(test_bad_input)};
   return cmocka_run_group_tests_name("scaled", tests, NULL, NULL);
 }

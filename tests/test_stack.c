@@ -1,6 +1,8 @@
 /* test_stack: what moe.h promises of the stack, by painting it: every public function, and every task that it hands to
    parallel_for, in the shapes, types, storages and options that reach all algorithms, on every instruction set. */
+#include "support/extras.h"
 #include "support/painted_calls.h"
+#include "support/painted_faces.h"
 #include "support/quantized_layer.h"
 #include "support/stored.h"
 
@@ -56,7 +58,7 @@ static void *use_pack(moe_dtype dtype, moe_pack_weights_args args, size_t *bytes
 
 /* How a layer's operands are given. */
 struct given {
-  int quantized, packed;
+  int quantized, packed, extras; /* extras: as many as there can be, if not 0 */
   const struct stored *x, *grad;
 };
 
@@ -77,6 +79,9 @@ static void give_packed(struct layer *l, const struct given *given, moe_blockwis
 
 /* The operations up to `last`. */
 static void use_layer(struct layer *l, moe_context *ctx, const struct given *given, enum problem_op last) {
+  uint64_t seed = (uint64_t)given->extras;
+  static struct extras extras;
+  if (given->extras) extras = extras_random(&l->p, &seed);
   problem_describe(&l->p, ctx, situation, sizeof situation);
   for (int op = 0; op <= (int)last; op++) {
     struct problem_args args;
@@ -88,17 +93,19 @@ static void use_layer(struct layer *l, moe_context *ctx, const struct given *giv
       packed[0] = (void *)(uintptr_t)forward->packed_gate_up_proj_weight;
       packed[1] = (void *)(uintptr_t)forward->packed_down_proj_weight;
     }
+    if (given->extras) extras_give(&extras, &args);
     if (given->quantized) give_quantized(l, forward), give_quantized(l, backward);
     if (given->x) forward->quantized_hidden_states = backward->quantized_hidden_states = &given->x->a;
     if (given->grad) args.backward.quantized_output_hidden_states_grad = &given->grad->a;
     use_op((enum problem_op)op, ctx, &args);
     free(packed[0]), free(packed[1]);
   }
+  if (given->extras) free(extras.scaled);
 }
 
-static void use_plain(const struct problem_options *o, int packed) {
+static void use_plain(const struct problem_options *o, int packed, int extras) {
   struct layer l;
-  const struct given given = {.packed = packed};
+  const struct given given = {.packed = packed, .extras = extras};
   memset(&l, 0, sizeof l);
   assert_true(problem_open(&l.p, o, NULL, NULL));
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
@@ -123,7 +130,8 @@ static void test_plain(void **state) {
     o.T = s[0], o.H = s[1], o.I = s[2], o.E = s[3], o.K = s[4], o.B = s[5];
     o.dropping = o.empty_expert = 0;
     problem_options_settle(&o);
-    use_plain(&o, i % 2);
+    use_plain(&o, i % 2, 0);
+    if (o.T > 5 && !test_dtype_narrow(dtype)) use_plain(&o, 0, 1 + (int)i);
   }
 }
 
@@ -136,7 +144,10 @@ static void test_options(void **state) {
     o.layer.affinity_mode = (moe_affinity_mode)(i / MOE_ACT_COUNT_);
     o.empty_expert = 0;
     problem_options_settle(&o);
-    use_plain(&o, i % 3 == 0);
+    use_plain(&o, i % 3 == 0, 0);
+    o.mx.weights.enabled = o.mx.activations.enabled = o.mx.gradients.enabled = o.mx.weight_grads = i & 1;
+    o.checkpoint_dtype = test_dtype_number(i);
+    use_plain(&o, 0, 1 + i);
   }
 }
 
@@ -214,7 +225,8 @@ static void test_rounded(void **state) {
     if (quantized && mx_is_x4(s.gate_up.layout)) o.H = 512, o.I = 40;
     if (!quantized) o.H = 33 + i, o.I = 129;
     o.T = i % 2 ? 40 : 5;
-    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN};
+    o.mx = (moe_mx_operands){rounding(i), rounding(i + 1), rounding(i + 2), i % 4 < 3, MOE_MX_LAYOUT_PLAIN,
+                             NULL, NULL};
     if (quantized && mx_is_x4(s.gate_up.layout)) o.mx.activation_layout = s.gate_up.layout;
     s.gate_up.element = four ? MOE_ELEMENT_E2M1 : MOE_ELEMENT_E5M2;
     s.down = s.gate_up;
@@ -222,12 +234,108 @@ static void test_rounded(void **state) {
     layer_open(&l, &o, &s, 0);
     for (int j = 0; j < 2; j++) {
       x[j].a.element = (moe_element)((i + j) % ELEMENTS), x[j].rows = o.T, x[j].columns = o.H;
-      x[j].a.float_scales = x[j].a.element != MOE_ELEMENT_E2M1 && i / 8, x[j].a.block_rows = 1;
+      x[j].a.float_scales = elements[x[j].a.element].bits == 8 && i / 8, x[j].a.block_rows = 1;
       stored_make(&x[j], &rng);
     }
     use_everywhere(&l, &given);
     layer_close(&l), stored_free(&x[0]), stored_free(&x[1]);
   }
+}
+
+/* ------------------------------------------------------------------------------------------------- from top-k ids */
+
+static const struct face_calls {
+  int forward, forward_size, backward, backward_size, saved_bytes, mlp[2], mlp_size[2];
+} face_calls[] = {
+#define FACE_CALLS(name, type, NAME)                                                \
+  [MOE_DTYPE_##NAME] = {FN_moe_layer_forward_##name,                                \
+                        FN_moe_layer_forward_##name##_workspace_size,               \
+                        FN_moe_layer_backward_##name,                               \
+                        FN_moe_layer_backward_##name##_workspace_size,              \
+                        FN_moe_layer_saved_bytes_##name,                            \
+                        {FN_moe_grouped_mlp_##name, FN_moe_grouped_mlp_bwd_##name}, \
+                        {FN_moe_grouped_mlp_##name##_workspace_size, FN_moe_grouped_mlp_bwd_##name##_workspace_size}},
+    MOE_DTYPE_LIST(FACE_CALLS)
+#undef FACE_CALLS
+};
+
+static void use_face(const struct face_calls *fn, struct face *f) {
+  size_t saved, bytes;
+  use(fn->saved_bytes, &f->layer, &saved);
+  f->saved = take(saved);
+  for (int backward = 0; backward < 2; backward++) {
+    use(backward ? fn->backward_size : fn->forward_size, f, &bytes);
+    f->layer.workspace = take(bytes), f->layer.workspace_bytes = bytes;
+    use(backward ? fn->backward : fn->forward, f, NULL);
+    free(f->layer.workspace);
+  }
+  free(f->saved);
+}
+
+static void use_mlp(const struct face_calls *fn, const struct face *f, const int32_t *m_sizes) {
+  const moe_layer *l = &f->layer;
+  moe_grouped_mlp_args a = {.num_tokens = l->T,
+                            .topk = l->K,
+                            .E = l->E,
+                            .H = l->H,
+                            .I = l->I,
+                            .m_sizes = m_sizes,
+                            .X = l->x,
+                            .gate_up = l->gate_up,
+                            .down = l->down,
+                            .Y = f->y,
+                            .dY = f->y,
+                            .dX = f->grads.x,
+                            .dgate_up = f->grads.gate_up,
+                            .ddown = f->grads.down,
+                            .dtopk_weights = f->grads.topk_weights};
+  for (int backward = 0; backward < 2; backward++) {
+    use(fn->mlp_size[backward], &a, &a.workspace_bytes);
+    a.workspace = take(a.workspace_bytes);
+    use(fn->mlp[backward], &a, NULL);
+    free(a.workspace);
+  }
+}
+
+static void test_face(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  enum { T = 100, H = 150, I = 131, E = 3, K = 2 };
+  void *x = take(T * H * 4), *gate_up = take(E * H * 2 * I * 4), *down = take(E * H * I * 4), *y = take(T * H * 4);
+  void *grads[4] = {take(T * H * 4), take(T * K * 4), take(E * H * 2 * I * 4), take(E * H * I * 4)};
+  int32_t *index = take(T * K * 4);
+  float *weights = take(T * K * 4), *logits = take(T * E * 4);
+  for (int i = 0; i < T * K; i++) index[i] = i % (E + 1), weights[i] = 0.5f;
+  const int32_t m_sizes[E] = {70, 0, 130};
+  for (int isa = 0; isa < TEST_ISA_COUNT; isa++)
+    for (int order = 0; order < MOE_ORDER_COUNT_ && test_use_quick_isa(isa); order++) {
+      struct face f = {.y = y,
+                       .grads = {.x = grads[0], .topk_weights = grads[1], .gate_up = grads[2], .down = grads[3]},
+                       .layer = {.T = T,
+                                 .H = H,
+                                 .I = I,
+                                 .E = E,
+                                 .K = K,
+                                 .identity_experts = 1,
+                                 .x = x,
+                                 .topk_index = index,
+                                 .topk_weights = weights,
+                                 .gate_up = gate_up,
+                                 .down = down,
+                                 .orders = {(moe_weight_order)order, (moe_weight_order)(order > 0), 0, 0}}};
+      snprintf(situation, sizeof situation, "moe_layer order %d", order);
+      use_face(&face_calls[dtype], &f);
+      const moe_shared_expert shared = {.I = I, .gate_up = gate_up, .down = down, .gate = x};
+      const moe_router_topk_args router = {
+          .router_weight = x, .router_logits = logits, .expert_index = index, .expert_weights = weights};
+      struct face all = f;
+      all.layer.shared = &shared, all.layer.router = &router, all.layer.identity_experts = 0;
+      all.layer.config = (moe_layer_config){.activation = MOE_ACT_SITU, .up_softcap = 25.0f};
+      use_face(&face_calls[dtype], &all);
+      use_mlp(&face_calls[dtype], &f, m_sizes);
+    }
+  free(x), free(gate_up), free(down), free(y), free(index), free(weights), free(logits);
+  for (int i = 0; i < 4; i++) free(grads[i]);
+  test_use_best_isa();
 }
 
 /* ----------------------------------------------------------------------------------------------------- grouped GEMM */
@@ -239,10 +347,16 @@ static const struct {
 } grouped[] = {{SIZED(moe_grouped_gemm)}, {SIZED(moe_grouped_gemm_dx)}, {SIZED(moe_grouped_gemm_dw)}};
 
 static void use_grouped(moe_dtype dtype, moe_grouped_gemm_args a) {
+  static const moe_quantized_weight storage[] = {{.element = MOE_ELEMENT_E4M3FN, .scaling = MOE_WEIGHT_BLOCK},
+                                                 {.element = MOE_ELEMENT_E5M2}};
   const moe_pack_weights_args pack = {.layout = MOE_PACK_GROUPED, .E = a.E, .rows = a.N, .columns = a.K, .weight = a.W};
   void *packed = use_pack(dtype, pack, &a.packed_W_bytes);
-  for (int i = 0; i < 4; i++) { /* the last from packed weights */
+  for (int i = 0; i < 8; i++) { /* one from packed weights, the last from quantised ones */
+    moe_quantized_weight w = storage[i % 2];
+    w.codes = w.scales = a.W;
     a.packed_W = i == 3 ? packed : NULL;
+    a.quantized_W = i > 3 ? &w : NULL;
+    a.weight_order = (moe_grouped_order)(i > 5);
     use(grouped[i % 3].size[dtype], &a, &a.workspace_bytes);
     a.workspace = take(a.workspace_bytes);
     use(grouped[i % 3].call[dtype], &a, NULL);
@@ -260,15 +374,50 @@ static void test_grouped(void **state) {
       int32_t sizes[2] = {(int32_t)(T - T / 3), (int32_t)(T / 3)}, *gather = take((size_t)T * 4);
       float *x = take((size_t)(T * K) * 4), *w = take((size_t)(2 * N * K) * 4), *dy = take((size_t)(T * N) * 4);
       float *y = take((size_t)(T * N) * 4), *dx = take((size_t)(T * K) * 4), *dw = take((size_t)(2 * N * K) * 4);
+      float *bias = take((size_t)(4 * N) * 4), *topk = take((size_t)(2 * T) * 4);
       for (int64_t t = 0; t < T; t++) gather[t] = (int32_t)(T - 1 - t);
       use_grouped(dtype, (moe_grouped_gemm_args){.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes,
                                                  .gather_indices = gather, .permute_x = (int)(i % 2), .X = x, .W = w,
                                                  .dY = dy, .Y = y, .dX = dx, .dW = dw,
-                                                 .accumulate = i % 2 ? MOE_ACCUMULATE_DW : 0,
+                                                 .bias = i % 2 ? bias : NULL, .topk_weights = i % 2 ? topk : NULL,
+                                                 .topk_weights_grad = i % 2 ? topk + T : NULL,
+                                                 .bias_grad = i % 2 ? bias + 2 * N : NULL,
+                                                 .accumulate = i % 2 ? MOE_ACCUMULATE_DW | MOE_ACCUMULATE_Y : 0,
                                                  .weight_grad_dtype = i % 2 ? MOE_DTYPE_F32 : MOE_DTYPE_DEFAULT});
-      free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw);
+      free(gather), free(x), free(w), free(dy), free(y), free(dx), free(dw), free(bias), free(topk);
     }
   test_use_best_isa();
+}
+
+/* Whatever number is measured. The clock stands still: nothing is faster than the default. */
+static double no_time(void *user) { return (void)user, 0; }
+
+static void test_tune(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  enum { T = 40, N = 200, K = 300 };
+  static char text[2000];
+  int32_t sizes[2] = {T, 0};
+  void *memory[] = {take(T * K * 4), take(2 * N * K * 4), take(T * N * 4)};
+  for (int op = 0; op < MOE_TUNE_OP_COUNT_; op++) {
+    moe_grouped_gemm_args a = {.num_tokens = T, .topk = 1, .E = 2, .N = N, .K = K, .m_sizes = sizes};
+    a.X = a.dX = memory[0], a.W = a.dW = memory[1], a.dY = a.Y = memory[2];
+    if (op == 0) a.dX = a.dW = NULL, a.dY = NULL;
+    if (op == 1) a.Y = a.dW = NULL, a.X = NULL;
+    if (op == 2) a.Y = a.dX = NULL, a.W = NULL;
+    use(grouped[op].size[dtype], &a, &a.workspace_bytes);
+    a.workspace = take(a.workspace_bytes);
+    moe_tune_entry entries[2];
+    moe_tune_table table = {entries, 0, 2};
+    const moe_tune_grouped_gemm_args tune = {
+        .gemm = &a, .op = (moe_tune_op)op, .dtype = dtype, .table = &table, .clock = no_time, .repeats = 1};
+    use(FN_moe_tune_grouped_gemm, &tune, NULL);
+    size_t length;
+    int64_t skipped;
+    use(FN_moe_tune_save, &(struct array){.to = text, .from = &table, .n = sizeof text}, &length);
+    use(FN_moe_tune_load, &(struct array){.to = &table, .from = text, .n = (int64_t)length}, &skipped);
+    free(a.workspace);
+  }
+  for (int i = 0; i < 3; i++) free(memory[i]);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- arrays */
@@ -335,6 +484,21 @@ static void use_quantize_scaled(int i, int64_t rows, int64_t columns) {
   use(FN_moe_dequantize_scaled, &d, NULL);
 }
 
+static void use_quantize_group(int i, int64_t rows, int64_t columns) {
+  float global = 1;
+  const moe_quantize_group_args q = {.element = (moe_element)(i % 12), .scales_type = (moe_scales_type)(i % 5),
+                                     .dtype = (moe_dtype)(i / 4 % 4), .rows = rows, .columns = columns,
+                                     .group = 1 + 37 * (i % 3), .global_scale = i % 5 == 3 ? &global : NULL,
+                                     .plain = moderate, .codes = codes, .scales = results};
+  const moe_dequantize_group_args d = {.element = q.element, .scales_type = q.scales_type, .dtype = q.dtype,
+                                       .rows = rows, .columns = columns, .group = q.group,
+                                       .global_scale = q.global_scale, .codes = codes, .scales = results,
+                                       .plain = slopes};
+  if (q.element == MOE_ELEMENT_MXINT8) return; /* for MX */
+  use(FN_moe_quantize_group, &q, NULL);
+  use(FN_moe_dequantize_group, &d, NULL);
+}
+
 static void test_quantize(void **state) {
   static const int64_t shapes[][2] = {{1, 1}, {3, 47}, {130, 300}, {2, 4096}};
   (void)state;
@@ -345,6 +509,7 @@ static void test_quantize(void **state) {
       snprintf(situation, sizeof situation, "number %d, %d x %d", i % 32, (int)s[0], (int)s[1]);
       use_quantize_mx(i % 32, s[0], s[1]);
       use_quantize_scaled(i % 32, s[0], s[1]);
+      use_quantize_group(i % 32, s[0], s[1]);
     }
   test_use_best_isa();
 }
@@ -385,13 +550,18 @@ static void test_losses(void **state) {
       const int64_t T = shapes[i / 3][0], E = shapes[i / 3][1];
       float loss, *logits = take((size_t)(T * E) * 4), *grad = take((size_t)(T * E) * 4);
       int32_t *index = take((size_t)T * 4);
-      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f,
+      int64_t *counts = take((size_t)(E + 1) * 8), first[3] = {0, T / 2, T};
+      memset(counts, 0, (size_t)E * 8);
+      const moe_router_loss_args a = {.T = T, .E = E, .K = 1, .coefficient = 0.5f, .S = 2,
+                                      .sequence_first = i % 3 ? first : NULL, .logit_softcap = 3.0f * (float)(i % 3),
                                       .score_function = (moe_score_function)(i % 3), .router_logits = logits,
                                       .expert_index = index, .loss = &loss, .router_logits_grad = grad};
       snprintf(situation, sizeof situation, "T=%d E=%d", (int)T, (int)E);
       use(FN_moe_router_load_balance_loss, &a, NULL);
       use(FN_moe_router_z_loss, &a, NULL);
-      free(logits), free(grad), free(index);
+      const moe_router_bias_update_args b = {.E = E, .rate = 1, .expert_counts = counts, .selection_bias = logits};
+      use(FN_moe_router_bias_update, &b, NULL);
+      free(logits), free(grad), free(index), free(counts);
     }
   test_use_best_isa();
 }
@@ -428,7 +598,8 @@ static void test_limit(void **state) {
   (void)state;
   for (int i = 0; i < FUNCTIONS; i++) {
     if (functions[i].most > functions[deepest].most) deepest = i;
-    if (functions[i].calls > 0 && functions[i].most <= STACK_MOST) continue;
+    const int shared = STACK_MOST > 32 << 10 && strncmp(functions[i].name, "moe_layer_", 10) == 0;
+    if (functions[i].calls > 0 && functions[i].most <= (size_t)STACK_MOST + (shared ? 4 << 10 : 0)) continue;
     bad++;
     print_message("%s: %d calls, %zu bytes of stack: %s\n", functions[i].name, functions[i].calls, functions[i].most,
                   functions[i].situation);
@@ -441,6 +612,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_measure),   EACH_DTYPE(test_plain),           EACH_DTYPE(test_options),
       EACH_DTYPE(test_mx_weights),      EACH_DTYPE(test_scaled_weights),  EACH_DTYPE(test_rounded),
+      EACH_DTYPE(test_face),
+      EACH_DTYPE(test_tune),            cmocka_unit_test(test_routings),    cmocka_unit_test(test_mxfp8_mlp),
       EACH_DTYPE(test_grouped),         cmocka_unit_test(test_conversions), cmocka_unit_test(test_quantize),
       cmocka_unit_test(test_layouts),   cmocka_unit_test(test_losses),    cmocka_unit_test(test_others),
       cmocka_unit_test(test_limit)};

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes moe.h as one file: every #include "..." of our own is replaced by the file's text, recursively.
+"""Writes moe.h as one file: every #include "..." of our own is replaced by the file's text, recursively. The optional
+moe_neuron.h, which includes it, is written next to it.
 
     tools/amalgamate.py [OUTPUT]        (default: dist/moe.h)
 
@@ -39,6 +40,9 @@ def paste(path, pasted):
         if not match or match.group(1) == "moe.h":  # the manual tells how to include it
             lines.append(line)
             continue
+        if match.group(1) == "../moe.h":
+            lines.append('#include "moe.h"')
+            continue
         target = find(match.group(1), path)
         if target in pasted:  # its guard would make it empty
             continue
@@ -47,14 +51,18 @@ def paste(path, pasted):
     return lines
 
 
-def main():
-    output = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist" / "moe.h"
-    source = ROOT / "moe.h"
+def write(source, output):
     lines = paste(source, set())
     licence = (ROOT / "LICENSE").read_text(encoding="utf-8").rstrip()
     lines += ["", "/*", *licence.splitlines(), "*/"]
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main():
+    output = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "dist" / "moe.h"
+    write(ROOT / "moe.h", output)
+    write(ROOT / "moe" / "moe_neuron.h", output.parent / "moe_neuron.h")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ typedef enum moe_schedule {
   MOE_SCHEDULE_COUNT_
 } moe_schedule;
 
+struct moe_tune_table;
+
 /* A zeroed context is valid: one thread (with -fopenmp, OpenMP's threads) and no allocator. A context serves one call
    at a time. Every function also takes ctx == NULL: a zeroed context whose message nobody reads. */
 typedef struct moe_context {
@@ -59,6 +61,7 @@ typedef struct moe_context {
   void *(*allocate)(void *user, size_t bytes);
   void (*release)(void *user, void *memory, size_t bytes);
   void *allocator_user; /* handed to both */
+  const struct moe_tune_table *tune; /* (optional) how products are divided, by measurement: see tune.h */
   moe_status status;    /* output: of the last call */
   char message[256];    /* output: what was wrong, in one sentence that begins with the argument's name; "" after OK */
 } moe_context;

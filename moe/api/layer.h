@@ -18,7 +18,8 @@
   X(swish, SWISH)               /* x*s, alpha 1.702 by default */                  \
   X(relu, RELU)                 /* max(x,0); its derivative at 0 is 0 */           \
   X(squared_relu, SQUARED_RELU) /* max(x,0)^2 */                                   \
-  X(identity, IDENTITY)         /* x */
+  X(identity, IDENTITY)         /* x */                                            \
+  X(situ, SITU)                 /* alpha*tanh(x/alpha)/(1+exp(-x)), alpha 4 by default (Kimi-K3) */
 
 typedef enum moe_activation {
 #define MOE_ACTIVATION_ENUM_(name, NAME) MOE_ACT_##NAME,
@@ -32,7 +33,7 @@ typedef enum moe_activation {
 #define MOE_ACT_GRAD_ERROR 8
 
 /* An activation and its derivative over an array of n floats, as the layer computes them: y[i] = act(x[i]), dy[i] =
-   act'(x[i]). y, dy: outputs (optional, each). alpha, finite, is read for SiLU and Swish; 0 = the activation's default.
+   act'(x[i]). y, dy: outputs (optional, each). alpha, finite, is read for SiLU, Swish and SiTU; 0 = the default.
    Errors: NULL_ARGUMENT, INVALID_SHAPE (n < 0), INVALID_OPTION, OVERFLOW, MISALIGNED, OVERLAP. */
 MOE_API moe_status moe_activation_f32(moe_context *ctx, moe_activation activation, float alpha, const float *x,
                                       float *y, float *dy, int64_t n);
@@ -50,18 +51,43 @@ typedef enum moe_affinity_mode {
 } moe_affinity_mode;
 
 /* Which limits of moe_layer_config are in use: bits of `clamp`. */
-enum { MOE_CLAMP_GATE_UPPER = 1, MOE_CLAMP_GATE_LOWER = 2, MOE_CLAMP_UP_UPPER = 4, MOE_CLAMP_UP_LOWER = 8 };
+enum { MOE_CLAMP_GATE_UPPER = 1, MOE_CLAMP_GATE_LOWER = 2, MOE_CLAMP_UP_UPPER = 4, MOE_CLAMP_UP_LOWER = 8,
+       MOE_CLAMP_ACTIVATION_UPPER = 16 };
 
-/* With g and u the gate and up projections, biases included: m = act(g)*(u + up_offset). */
+/* With g and u the gate and up projections, biases included: m = act(g)*(u + up_offset). SwigluStep (Step-3.5) is SiLU
+   with MOE_CLAMP_ACTIVATION_UPPER and both limits of up; SiTU-GLU (Kimi-K3) is SiTU with up_softcap 25. */
 typedef struct moe_layer_config {
   moe_activation activation;
-  float alpha;     /* read for SiLU and Swish; 0 = the activation's default */
+  float alpha;     /* read for SiLU, Swish and SiTU; 0 = the activation's default */
   float up_offset; /* gpt-oss: 1 */
   int skip_gate;   /* 1: m = act(u); the gate's weights, biases and limits are not read */
-  uint32_t clamp;  /* MOE_CLAMP_* bits: g and u are min(., upper limit), then max(., lower limit) */
+  uint32_t clamp;  /* MOE_CLAMP_* bits: g and u are min(., upper limit), then max(., lower limit); act(.) is
+                      min(act(.), activation_clamp_upper_limit), whose derivative is 0 at the limit and above */
   float gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit;
   moe_affinity_mode affinity_mode;
+  float activation_clamp_upper_limit;
+  float up_softcap; /* u, limited, acts as up_softcap*tanh(u/up_softcap); 0 = it acts as it is. Not with skip_gate */
 } moe_layer_config;
+
+/* -------------------------------------------------------------------------------------------------- weights' order */
+
+/* The order in which a plain weight and its gradient are stored. No order changes a bit of any result. */
+typedef enum moe_weight_order {
+  MOE_ORDER_IN_OUT = 0,     /* gate_up [E,H,2,I], gate before up; down [E,I,H] */
+  MOE_ORDER_OUT_IN = 1,     /* as PyTorch's Linear: gate_up [E,2,I,H], which is [E,2I,H], gate's rows first; down
+                               [E,H,I] */
+  MOE_ORDER_INTERLEAVED = 2, /* gate_up [E,I,2,H]: a row of gate, a row of up, and so on, as gpt-oss; not of down */
+  MOE_ORDER_COUNT_
+} moe_weight_order;
+
+/* Zero: the weights are two tensors in the order IN_OUT. */
+typedef struct moe_weight_orders {
+  moe_weight_order gate_up, down;
+  int up_apart;   /* 1: gate and up are tensors of their own, [E,H,I] or, OUT_IN, [E,I,H] each. With skip_gate there
+                     need be no gate. Not INTERLEAVED */
+  int per_expert; /* 1: instead of a tensor there is an array of E pointers (const void *const *, of gradients
+                     void *const *), each to what the tensor holds of one expert */
+} moe_weight_orders;
 
 /* ------------------------------------------------------------------------------------------------ rounded operands */
 
@@ -83,11 +109,16 @@ typedef struct moe_mx_rounding {
    Along I groups begin anew at up. Along rows they count an expert's rows in block order. A quantised weight is rounded
    in the backward only, where its groups lie along the other axis. Packed weights cannot be rounded, unless they were
    packed from quantised ones (INVALID_OPTION).
+   With static input scales, an expert's own, x or m is not rounded in groups in the forward, but to what
+   moe_dequantize_scaled makes of what moe_quantize_scaled makes of it under the scale; scale_rule and the layout have
+   no say there then. The last line of the table stays as it is.
    Sources: microxcaling's linear; semantics of nkilib's mlp_bwd_mxfp8 and of moe_cte's MX kernels. */
 typedef struct moe_mx_operands {
   moe_mx_rounding activations, weights, gradients;
   int weight_grads;                /* 1: also the table's last line */
   moe_mx_layout activation_layout; /* in the forward x and m are grouped as a weight in this layout is */
+  const float *gate_up_in_scale;   /* [E] (optional): of x; finite and above 0, activations of 8 bits and enabled */
+  const float *down_in_scale;      /* [E] (optional): of m, likewise */
 } moe_mx_operands;
 
 #include "end.h"

@@ -44,7 +44,16 @@
   X(ERROR_WORKSPACE, "the workspace is missing or too small")                                  \
   X(ERROR_OUT_OF_MEMORY, "the context's allocator returned NULL")                              \
   X(ERROR_UNSUPPORTED, "this combination is not available")                                    \
-  X(ERROR_DEVICE_LIMIT, "the spec's device limits, which the caller asked to check, are exceeded")
+  X(ERROR_DEVICE_LIMIT, "the spec's device limits, which the caller asked to check, are exceeded") \
+  /* of moe_neuron.h */                                                                        \
+  X(ERROR_NO_RUNTIME, "there is no Neuron runtime on this machine, or it lacks a function")    \
+  X(ERROR_DEVICE_RESOURCE, "the device's memory or cores are used up")                         \
+  X(ERROR_DEVICE_BUSY, "the device is busy: try again")                                        \
+  X(ERROR_DEVICE_TIMEOUT, "the device did not answer in time")                                 \
+  X(ERROR_DEVICE_OUT_OF_BOUNDS, "the kernel was given an id that is out of range")             \
+  X(ERROR_DEVICE_NUMERIC, "outputs are there, but the kernel computed a NaN")                  \
+  X(ERROR_DEVICE_FAILED, "the runtime or the device reports a failure")                        \
+  X(ERROR_DEVICE_LOST, "the device cannot recover: restart the process")
 
 typedef enum moe_status {
 #define MOE_STATUS_ENUM_(name, text) MOE_##name,
@@ -94,7 +103,11 @@ enum {
   MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD = 128,
   MOE_ACCUMULATE_ROUTER_BIAS_GRAD = 256,
   MOE_ACCUMULATE_OUTPUT = 512, /* of the layer's forward */
-  MOE_ACCUMULATE_DW = 1024     /* of grouped GEMM */
+  MOE_ACCUMULATE_DW = 1024,    /* of grouped GEMM, as are the next */
+  MOE_ACCUMULATE_Y = 2048,
+  MOE_ACCUMULATE_DX = 4096,
+  MOE_ACCUMULATE_BIAS_GRAD = 8192,
+  MOE_ACCUMULATE_TOPK_WEIGHTS_GRAD = 16384
 };
 
 #include "end.h"

@@ -36,4 +36,14 @@ MOE_INLINE moe_fpenv_ moe_fpenv_enter_(void) { return 0; }
 MOE_INLINE void moe_fpenv_restore_(moe_fpenv_ saved) { (void)saved; }
 #endif
 
+/* Tests bits that the compiler cannot trace back to a float: under -ffast-math it takes every float to be finite. */
+MOE_INLINE int moe_is_finite_(const float *value) {
+  uint32_t bits;
+  memcpy(&bits, value, 4);
+#ifdef __clang__
+  __asm__("" : "+r"(bits));
+#endif
+  return (bits & 0x7f800000u) != 0x7f800000u;
+}
+
 #endif

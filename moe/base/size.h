@@ -27,4 +27,13 @@ MOE_INLINE int64_t moe_equal_part_(int64_t n, int64_t most) {
 
 MOE_INLINE int64_t moe_dtype_bytes_(moe_dtype dtype) { return (int64_t)moe_dtype_size(dtype); }
 
+/* Where each of n counts begins, and where all end; the counts become zero. */
+MOE_FN void moe_prefix_sums_(int64_t *first, int64_t *count, int64_t n) {
+  first[0] = 0;
+  for (int64_t i = 0; i < n; i++) {
+    first[i + 1] = first[i] + count[i];
+    count[i] = 0;
+  }
+}
+
 #endif

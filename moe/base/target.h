@@ -79,6 +79,7 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 #define MOE_TARGET_BEGIN(features)                                                                  \
   MOE_PRAGMA(GCC push_options)                                                                      \
   MOE_PRAGMA(GCC optimize("no-tree-pre", "no-gcse", "no-rerun-cse-after-loop", "no-tree-vectorize", \
+                          "no-tree-bit-ccp", "no-tree-loop-distribute-patterns",                    \
                           MOE_OPTIMIZE_LESS_))                                                      \
   MOE_PRAGMA(GCC target(features))
 #define MOE_TARGET_END MOE_PRAGMA(GCC pop_options)
@@ -90,12 +91,12 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 
 /* MOE_QUICK_BEGIN .. END: code that only calls kernels. It runs as fast if it is compiled with less effort, which takes
    half the time: gcc at -O1 without the passes that cost most, clang without unrolling or inlining on its own. In
-   MOE_QUICK_CALLS functions loop over rows and blocks at most, not over elements: clang optimises nothing there. */
+   MOE_QUICK_CALLS a function has no loop over a tensor's elements: nothing is optimised there. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
-#define MOE_QUICK_BEGIN       MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
-#define MOE_QUICK_WIDE_BEGIN  MOE_QUICK_BEGIN
+#define MOE_QUICK_BEGIN      MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
+#define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
 #define MOE_QUICK_CALLS_BEGIN MOE_PRAGMA(clang attribute push(__attribute__((optnone)), apply_to = function))
-#define MOE_QUICK_END         MOE_PRAGMA(clang attribute pop)
+#define MOE_QUICK_END        MOE_PRAGMA(clang attribute pop)
 #elif defined(__GNUC__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_BEGIN                                                                                      \
   MOE_PRAGMA(GCC push_options)                                                                               \
@@ -107,7 +108,7 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
   MOE_PRAGMA(GCC push_options)                                                                    \
   MOE_PRAGMA(GCC optimize("O1", "no-thread-jumps", "no-guess-branch-probability", MOE_OPTIMIZE_LESS_, \
                           "expensive-optimizations"))
-#define MOE_QUICK_CALLS_BEGIN MOE_QUICK_BEGIN
+#define MOE_QUICK_CALLS_BEGIN MOE_PRAGMA(GCC push_options) MOE_PRAGMA(GCC optimize("O0"))
 #define MOE_QUICK_END         MOE_PRAGMA(GCC pop_options)
 #else
 #define MOE_QUICK_BEGIN

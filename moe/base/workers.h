@@ -19,7 +19,9 @@ MOE_FN moe_status moe_check_context_(moe_context *ctx) {
   MOE_TRY(moe_check_enum_(ctx, "ctx.schedule", (int)ctx->schedule, MOE_SCHEDULE_COUNT_));
   if (!ctx->allocate != !ctx->release)
     return moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "ctx.allocate", "and ctx.release must be given together");
-  return MOE_OK;
+  return ctx->tune && ctx->tune->count > 0 && !ctx->tune->entries
+             ? moe_fail_(ctx, MOE_ERROR_NULL_ARGUMENT, "ctx.tune", "has entries, but they are NULL")
+             : MOE_OK;
 }
 
 struct moe_prefetch_; /* memory to fetch */

@@ -11,6 +11,7 @@ enum {
   MOE_NC_PANELS = 8,        /* panels of B at a time with so many rows, which share what is packed of A, */
   MOE_NC_PANELS_WIDE = 20,  /*   where there is room up to so many, */
   MOE_NC_PANELS_MAX = 128,  /*   and of few rows up to so many */
+  MOE_ITEMS_PER_WORKER = 4, /* work items that several workers get at least, where there are panels enough */
   MOE_KC_MULTIPLE = 32,     /* kc is a multiple of it, but for the last block */
   MOE_DECODE_K_ = 128,      /* k that are decoded at a time, */
   MOE_DECODE_PAIRS_K_ = 32, /*   or to pairs through float */
@@ -68,21 +69,24 @@ enum {
 #define MOE_SMALL_M_ONE_DEEP_avx2    8
 #define MOE_SMALL_M_ONE_DEEP_avx512  0
 
-/* What the drivers read of it. */
+/* What the drivers read of it. The first two lines are the kernels'; the others only move work, and may be tuned. */
 typedef struct moe_blocking_ {
   int64_t kc_bytes[MOE_PANEL_KINDS_], kc_short_rows[MOE_PANEL_KINDS_]; /* of pairs at least MOE_SMALL_M_MAX */
   int64_t nr_parts; /* in which the f32 micro-kernel walks a panel's columns */
+  int64_t kc[MOE_PANEL_KINDS_], mc, nc_panels, items_per_worker; /* kc: elements, at most kc_bytes */
   int64_t prefetch_bytes;
-  int64_t small_m_plain_rows[MOE_DTYPE_COUNT_], small_m_codes_rows;
-  int64_t small_m_columns_rows; /* columns of 2 bytes an element; of 4 twice as many */
+  /* Rows up to which nothing is packed, at most MOE_SMALL_M_MAX: of rows of a dtype, of bf16 by dot products, of codes,
+     of columns of a dtype. */
+  int64_t small_m_plain_rows[MOE_DTYPE_COUNT_], small_m_bf16_rows, small_m_codes_rows,
+      small_m_columns_rows[MOE_DTYPE_COUNT_];
 } moe_blocking_;
 
 /* kc at most, in elements, for so many rows. Up to kc_short_rows, where packing is a good part of the work, half of it:
    what is packed and multiplied stays closer. With more rows a panel comes from the second-level cache as fast as it is
    used, and sums move half as often. */
 MOE_FN int64_t moe_kc_max_(const moe_blocking_ *blocking, moe_panel_kind_ kind, int64_t rows) {
-  const int64_t whole = blocking->kc_bytes[kind] / (kind == MOE_PANEL_F32 ? 4 : 2);
-  return rows <= blocking->kc_short_rows[kind] ? whole / 2 : whole;
+  const int64_t half = blocking->kc_bytes[kind] / (kind == MOE_PANEL_F32 ? 8 : 4);
+  return rows <= blocking->kc_short_rows[kind] ? moe_min_(half, blocking->kc[kind]) : blocking->kc[kind];
 }
 
 /* kc for a contraction over k: blocks are as equal as can be, since a short one would hide neither the sums that it

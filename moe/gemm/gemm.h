@@ -20,19 +20,19 @@ typedef struct moe_gemm_ {
 
 /* How many panels to multiply with so many rows at a time: as many as `floats` hold the products of. Memory is then
    read in longer runs, and A is packed less often. */
-MOE_FN int64_t moe_panels_at_once_(int64_t floats, int64_t rows) {
-  return moe_min_(MOE_NC_PANELS_MAX, floats / MOE_C_FLOATS_(rows));
+MOE_FN int64_t moe_panels_at_once_(const moe_blocking_ *blocking, int64_t floats, int64_t rows) {
+  return moe_min_(blocking->nc_panels, floats / MOE_C_FLOATS_(rows));
 }
 
 MOE_FN int64_t moe_b_buffer_bytes_(const moe_kernels *kernels, moe_panel_kind_ kind) {
-  return kernels->gemm->blocking.kc_bytes[kind] * MOE_NR;
+  return kernels->blocking->kc_bytes[kind] * MOE_NR;
 }
 
 MOE_FN moe_panel_kind_ moe_gemm_kind_(const moe_gemm_ *g) { return g->kernels->gemm->panel[g->product]; }
 
 /* kc. Rows that pack themselves meet panels that are packed: nothing asks for short blocks. */
 MOE_FN int64_t moe_gemm_kc_(const moe_gemm_ *g, moe_panel_kind_ kind) {
-  return moe_kc_(&g->kernels->gemm->blocking, kind, g->a->pack ? MOE_MC : g->a->rows, g->b->k);
+  return moe_kc_(g->kernels->blocking, kind, g->a->pack ? MOE_MC : g->a->rows, g->b->k);
 }
 
 /* Panel p's products. */
@@ -67,7 +67,7 @@ MOE_FN void moe_kc_block_at_(const moe_gemm_ *g, moe_panel_kind_ kind, int64_t k
   block->from = from;
   block->k = moe_min_(kc, rest);
   block->next_k = moe_min_(kc, rest - block->k);
-  block->a_stride = a->is_panel ? 4 : g->kernels->gemm->blocking.kc_bytes[kind];
+  block->a_stride = a->is_panel ? 4 : g->kernels->blocking->kc_bytes[kind];
   block->a = a->buffer + (a->keep ? from / kc * a->rows * block->a_stride : 0);
 }
 

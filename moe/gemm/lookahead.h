@@ -60,7 +60,7 @@ MOE_FN moe_panel_at_ moe_panel_after_(const moe_gemm_ *g, const moe_kc_block_ *b
 
 /* Spreads a prefetch over micro-kernels of k elements, each of which has room for a line for every pair of them. */
 MOE_FN void moe_lookahead_pace_(const moe_gemm_ *g, moe_prefetch_ *prefetch, int64_t ukernels, int64_t k) {
-  moe_prefetch_pace_(prefetch, ukernels, moe_max_(1, k / 2), g->kernels->gemm->blocking.nr_parts == 1);
+  moe_prefetch_pace_(prefetch, ukernels, moe_max_(1, k / 2), g->kernels->blocking->nr_parts == 1);
 }
 
 /* Whether A's rows are packed with the first panel. */
@@ -82,7 +82,7 @@ MOE_FN void moe_lookahead_block_(const moe_gemm_ *g, const moe_kc_block_ *block,
   const int64_t size = moe_dtype_bytes_(a->dtype);
   moe_prefetches_ *prefetches = &look->prefetches;
   look->end = look->run = 0;
-  look->runs = moe_prefetch_runs_(&g->kernels->gemm->blocking, moe_gemm_kind_(g), g->b, g->panels, block->k, a->rows);
+  look->runs = moe_prefetch_runs_(g->kernels->blocking, moe_gemm_kind_(g), g->b, g->panels, block->k, a->rows);
   prefetches->row = prefetches->count = prefetches->due = 0;
   if (!moe_packs_a_(a) || block->next_k == 0) return;
   prefetches->rows = a->place;

@@ -21,10 +21,12 @@ MOE_FN float *moe_panel_c_(const moe_gemm_ *g, const moe_kc_block_ *block, int64
   return moe_c_at_(g, moe_stores_panels_(g) && block->k == g->b->k ? 0 : p);
 }
 
-/* Whether the first micro-kernel can pack panel p while it multiplies: whole columns that lie as they are read. */
+/* Whether the first micro-kernel can pack panel p while it multiplies: whole columns that lie as they are read, in one
+   part of the contraction. */
 MOE_FN int moe_packs_b_in_ukernel_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t p) {
   const moe_b_ *b = g->b;
   if (!g->kernels->gemm->ukernel_pack_b[moe_gemm_kind_(g)]) return 0;
+  if (moe_b_second_(b, block->from) != moe_b_second_(b, block->from + block->k - 1)) return 0;
   return !b->decode && !b->transposed && moe_b_columns_(b, p, 1) == moe_b_width_(b) && block->k % 2 == 0 &&
          g->a->rows >= MOE_MR;
 }
@@ -53,9 +55,9 @@ MOE_FN moe_ukernel_fn_ moe_ukernel_panel_(const moe_gemm_ *g, const moe_kc_block
     moe_pack_b_(g->kernels, kind, b, panel, block->from, block->k, g->b_buffer);
     return usual;
   }
-  u->base[0] = moe_b_at_(b, 0, panel) + block->from * b->stride;
-  u->base[1] = b->parts == 2 ? moe_b_at_(b, 1, panel) + block->from * b->stride
-                             : u->base[0] + MOE_NR / 2 * moe_dtype_bytes_(b->dtype);
+  u->base[0] = moe_b_from_(b, 0, panel, block->from);
+  u->base[1] =
+      b->parts == 2 ? moe_b_from_(b, 1, panel, block->from) : u->base[0] + MOE_NR / 2 * moe_dtype_bytes_(b->dtype);
   u->dtype = b->dtype;
   u->stride = b->stride;
   u->packed = g->b_buffer;

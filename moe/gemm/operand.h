@@ -45,9 +45,9 @@ MOE_FN void moe_a_from_rows_(moe_a_ *a, const moe_rows_ *rows, int64_t first, in
 
 /* Columns of k elements each, in panels of MOE_NR: packed ones, panel_bytes apart, or where they lie in memory.
    Untransposed, element (k, n) of part p is at base[p] + k*stride, n elements on, and a panel takes MOE_NR/parts
-   columns of each part; transposed, column n is contiguous at base[p] + n*stride. Elements that are no moe_dtype are
-   decoded: they may lie so, or somewhere else with no base; or with one part that goes on at base[1] from k = k_second
-   on. */
+   columns of each part; transposed, column n is contiguous at base[p] + n*stride. With k_second there is one part,
+   which goes on at base[1] from k = k_second on. Elements that are no moe_dtype are decoded: they may lie so, or
+   somewhere else with no base. */
 typedef struct moe_b_ {
   const char *panel; /* or NULL */
   int64_t panel_bytes;
@@ -88,16 +88,12 @@ MOE_FN const char *moe_b_at_(const moe_b_ *b, int64_t part, int64_t p) {
   return b->base[part] + (b->transposed ? at * b->stride : at * b->group / 32);
 }
 
-/* A matrix whose rows are the columns: column n contiguous at base + n*stride. */
-MOE_FN void moe_b_transposed_(moe_b_ *b, const char *base, int64_t stride, int64_t n, moe_dtype dtype, int64_t k) {
-  memset(b, 0, sizeof *b);
-  b->base[0] = base;
-  b->parts = b->transposed = 1;
-  b->stride = stride;
-  b->n = n;
-  b->dtype = dtype;
-  b->group = 32 * moe_dtype_bytes_(dtype);
-  b->k = k;
+/* Whether element `from` of the contraction is in the second part; and where it lies in panel p. */
+MOE_FN int moe_b_second_(const moe_b_ *b, int64_t from) { return b->k_second > 0 && from >= b->k_second; }
+MOE_FN const char *moe_b_from_(const moe_b_ *b, int64_t part, int64_t p, int64_t from) {
+  const int second = moe_b_second_(b, from);
+  const int64_t at = second ? from - b->k_second : from;
+  return moe_b_at_(b, second ? 1 : part, p) + (b->transposed ? at * b->group / 32 : at * b->stride);
 }
 
 /* n columns in packed panels of `bytes` each, in cache. */
@@ -117,9 +113,7 @@ MOE_FN int moe_b_transposes_(const moe_b_ *b) { return b->transposed && !b->pane
 /* The memory that elements [from, from+k) of `count` panels from p on are read from, as far as it is known. */
 MOE_FN void moe_b_reads_(const moe_b_ *b, moe_panel_kind_ kind, int64_t p, int64_t count, int64_t from, int64_t k,
                          moe_prefetch_ *prefetch) {
-  const int second = b->k_second > 0 && from >= b->k_second;
-  const int64_t at = second ? from - b->k_second : from, n = moe_b_columns_(b, p, count);
-  const int64_t begin = b->transposed ? at * b->group / 32 : at * b->stride;
+  const int64_t n = moe_b_columns_(b, p, count);
   memset(prefetch, 0, sizeof *prefetch);
   if (b->in_cache) return;
   if (b->panel) {
@@ -127,8 +121,8 @@ MOE_FN void moe_b_reads_(const moe_b_ *b, moe_panel_kind_ kind, int64_t p, int64
                        b->panel_bytes, count, moe_panel_bytes_(kind, k));
     return;
   }
-  if (!b->base[second]) return;
-  moe_prefetch_rows_(prefetch, moe_b_at_(b, second, p) + begin, b->parts == 2 ? moe_b_at_(b, 1, p) + begin : NULL, NULL,
+  if (!b->base[moe_b_second_(b, from)]) return;
+  moe_prefetch_rows_(prefetch, moe_b_from_(b, 0, p, from), b->parts == 2 ? moe_b_from_(b, 1, p, from) : NULL, NULL,
                      b->stride, b->transposed ? n : k, (b->transposed ? k : n) * b->group / 32);
 }
 

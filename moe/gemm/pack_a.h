@@ -7,7 +7,7 @@
 MOE_FN void moe_pack_a_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_a_ *a, int64_t from, int64_t n,
                         int64_t first, int64_t rows, char *to) {
   moe_rows_ part = moe_rows_from_(&a->place, first);
-  const int64_t pitch = kernels->gemm->blocking.kc_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
+  const int64_t pitch = kernels->blocking->kc_bytes[kind], size = kind == MOE_PANEL_F32 ? 4 : 2;
   const int64_t bytes = n * moe_dtype_bytes_(a->dtype), later = moe_min_(2 * rows, a->rows - first);
   part.base += from * moe_dtype_bytes_(a->dtype);
   for (int64_t i = rows; i < later; i++)

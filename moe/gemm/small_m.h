@@ -24,22 +24,22 @@ MOE_FN int moe_small_m_is_bf16_(const moe_kernels *kernels, moe_product_ product
 
 /* Whether rows are few enough for columns that are transposed. */
 MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows) {
-  const int few = 2 * rows <= kernels->gemm->blocking.small_m_columns_rows * moe_dtype_bytes_(b->dtype);
-  return kernels->gemm->small_m_columns[product] && few && moe_b_transposes_(b);
+  return kernels->gemm->small_m_columns[product] && rows <= kernels->blocking->small_m_columns_rows[b->dtype] &&
+         moe_b_transposes_(b) && !b->k_second;
 }
 
 /* For so many rows of A; keep: they are packed whole, which the last two want. */
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows,
                                         int keep) {
-  const moe_blocking_ *blocking = &kernels->gemm->blocking;
+  const moe_blocking_ *blocking = kernels->blocking;
   const int few_of_codes = rows <= blocking->small_m_codes_rows;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
   if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
   if (b->decode) return few_of_codes && b->small_m && keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
-  if (b->panel || b->transposed) return MOE_ALGORITHM_PACKED_;
+  if (b->panel || b->transposed || b->k_second) return MOE_ALGORITHM_PACKED_;
   const int bf16 = moe_small_m_is_bf16_(kernels, product, b->dtype);
-  const int64_t few = bf16 ? MOE_SMALL_M_BF16 : blocking->small_m_plain_rows[b->dtype];
+  const int64_t few = bf16 ? blocking->small_m_bf16_rows : blocking->small_m_plain_rows[b->dtype];
   return rows <= few ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
 }
 
@@ -102,14 +102,16 @@ MOE_FN int64_t moe_small_m_columns_k_(const moe_b_ *b, int64_t kc) {
   return moe_min_(b->k, kc * moe_equal_part_(moe_ceil_div_(b->k, kc), moe_max_(1, most)));
 }
 
-/* What is prefetched while k elements from `from` on of the columns before column j are multiplied: those of the next
-   columns or, if there are none, the first ones' next elements or what is read after this product. */
-MOE_FN void moe_small_m_columns_prefetch_(const moe_gemm_ *g, int64_t j, int64_t from, int64_t k,
+/* What is prefetched while k elements from `from` on of a part's columns before column j are multiplied: those of the
+   next columns or, if there are none, of the next part's, of the first ones' next elements, or what is read after this
+   product. */
+MOE_FN void moe_small_m_columns_prefetch_(const moe_gemm_ *g, int64_t part, int64_t j, int64_t from, int64_t k,
                                           moe_prefetch_at_ *prefetch) {
   const moe_b_ *b = g->b;
-  const int64_t size = moe_dtype_bytes_(b->dtype);
-  const int last = j >= moe_b_columns_(b, g->panel, g->panels), done = last && from + k >= b->k;
-  const char *at = moe_b_at_(b, 0, g->panel) + (last ? (from + k) * size : j * b->stride + from * size);
+  const int64_t size = moe_dtype_bytes_(b->dtype), end = moe_b_columns_(b, g->panel, g->panels);
+  const int last = j >= end && part + 1 == b->parts, done = last && from + k >= b->k;
+  const char *at = moe_b_at_(b, last ? 0 : part + (j >= end), g->panel) + (last ? from + k : from) * size +
+                   (j >= end ? 0 : j * b->stride);
   moe_prefetch_block_ fetch = moe_prefetch_block_rows_(at, b->stride, moe_lines_(at, b->stride, k * size));
   if (done) fetch = (moe_prefetch_block_){(const char *)g->c, 1, 0, 0}; /* a line that is there */
   if (done && g->next && g->next->block.at)
@@ -117,23 +119,25 @@ MOE_FN void moe_small_m_columns_prefetch_(const moe_gemm_ *g, int64_t j, int64_t
   *prefetch = moe_prefetch_begin_(&fetch);
 }
 
-/* k elements from `from` on of the columns from j on, kc block by kc block. */
-MOE_FN void moe_small_m_some_columns_(const moe_gemm_ *g, int64_t kc, int64_t j, int64_t from, int64_t k) {
+/* k elements from `from` on of a part's columns from j on, kc block by kc block. */
+MOE_FN void moe_small_m_some_columns_(const moe_gemm_ *g, int64_t kc, int64_t part, int64_t j, int64_t from,
+                                      int64_t k) {
   const moe_b_ *b = g->b;
+  const int64_t width = moe_b_width_(b);
   moe_prefetch_at_ fetch;
   moe_small_m_columns_ s = {0};
-  moe_small_m_columns_prefetch_(g, j + MOE_SMALL_M_COLUMNS_AT_ONCE, from, k, &fetch);
+  moe_small_m_columns_prefetch_(g, part, j + MOE_SMALL_M_COLUMNS_AT_ONCE, from, k, &fetch);
   s.stride = b->stride;
   s.size = moe_dtype_bytes_(b->dtype);
   s.n = moe_min_(MOE_SMALL_M_COLUMNS_AT_ONCE, moe_b_columns_(b, g->panel, g->panels) - j);
   s.dtype = b->dtype;
   s.rows = g->a->rows;
-  s.c = moe_c_at_(g, j / MOE_NR) + j % MOE_NR;
+  s.c = moe_c_at_(g, j / width) + part * width + j % width;
   s.fetch = &fetch;
   for (const int64_t end = from + k; from < end; from += s.k) {
     moe_kc_block_ block;
     moe_kc_block_at_(g, moe_gemm_kind_(g), kc, from, &block);
-    s.base = moe_b_at_(b, 0, g->panel) + j * b->stride + from * s.size;
+    s.base = moe_b_at_(b, part, g->panel) + j * b->stride + from * s.size;
     s.k = block.k;
     s.x = block.a;
     s.x_stride = block.a_stride;
@@ -152,8 +156,9 @@ MOE_FN void moe_small_m_all_columns_(const moe_gemm_ *g) {
     moe_pack_a_(g->kernels, kind, g->a, from, block.k, 0, g->a->rows, block.a);
   }
   for (int64_t from = 0; from < k; from += deep)
-    for (int64_t j = 0; j < n; j += MOE_SMALL_M_COLUMNS_AT_ONCE)
-      moe_small_m_some_columns_(g, kc, j, from, moe_min_(deep, k - from));
+    for (int64_t part = 0; part < g->b->parts; part++)
+      for (int64_t j = 0; j < n; j += MOE_SMALL_M_COLUMNS_AT_ONCE)
+        moe_small_m_some_columns_(g, kc, part, j, from, moe_min_(deep, k - from));
 }
 
 /* ------------------------------------------------------------------------------------------------------------ codes */
@@ -178,7 +183,7 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
 /* What a product of panels [p, p+panels) with so many rows reads first. */
 MOE_FN void moe_b_reads_first_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t p,
                                int64_t panels, int64_t rows, moe_prefetch_ *prefetch) {
-  const moe_blocking_ *blocking = &kernels->gemm->blocking;
+  const moe_blocking_ *blocking = kernels->blocking;
   const moe_panel_kind_ kind = kernels->gemm->panel[product];
   const int64_t kc = moe_kc_(blocking, kind, rows, b->k), k = moe_min_(kc, b->k);
   const int64_t first = moe_run_first_(panels, moe_prefetch_runs_(blocking, kind, b, panels, k, rows), 1);

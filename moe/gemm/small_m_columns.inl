@@ -61,7 +61,7 @@ MOE_INLINE void MOE_K(column_products)(int uppers, const moe_small_m_columns_ *s
 }
 
 MOE_FN void MOE_K(small_m_columns)(const moe_small_m_columns_ *s) {
-  const int uppers = !MOE_SMALL_M_PAIRS && moe_is_upper_(s->dtype);
+  const int uppers = !MOE_SMALL_M_PAIRS && MOE_IS_UPPER_(s->dtype);
   const int deep = MOE_SMALL_M_PAIRS || uppers ? 2 * MOE_W : MOE_W;
   const int64_t bytes = deep * s->size;
   moe_prefetch_at_ fetch = *s->fetch;

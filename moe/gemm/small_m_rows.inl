@@ -29,14 +29,6 @@ MOE_FN void MOE_K(small_m_rest)(const moe_small_m_ *s, const char *src, int64_t 
   MOE_K(small_m_floats)(s, k, rows, x, c);
 }
 
-/* small_m_deep rows of small_m_wide columns. */
-MOE_INLINE void MOE_K(small_m_whole)(int codes, const moe_small_m_ *s, const char *src, const float *x, float *c) {
-  MOE_V(f) b[MOE_SMALL_M_VECTORS];
-  const int plain = MOE_K(small_m_load)(codes, s, src, b);
-  if (plain) MOE_K(small_m_products)(s, MOE_K(small_m_deep) / 2, MOE_K(small_m_vectors), MOE_K(small_m_deep), b, x, c);
-  else MOE_K(small_m_rest)(s, src, MOE_K(small_m_deep), MOE_K(small_m_wide), x, c);
-}
-
 /* All rows of A times the elements from `first` on. */
 MOE_INLINE void MOE_K(small_m_from)(int codes, const moe_small_m_ *s, int64_t first) {
   const int64_t wide = MOE_K(small_m_wide), deep = MOE_K(small_m_deep);
@@ -48,8 +40,12 @@ MOE_INLINE void MOE_K(small_m_from)(int codes, const moe_small_m_ *s, int64_t fi
       const float *x = s->x + from;
       float *c = s->c + part * width;
       int64_t j = 0;
-      for (; j < whole; j += wide, src += wide * s->size, c = moe_small_m_c_(s, c, j, wide, width))
-        MOE_K(small_m_whole)(codes, s, src, x, c);
+      for (; j < whole; j += wide, src += wide * s->size, c = moe_small_m_c_(s, c, j, wide, width)) {
+        MOE_V(f) b[MOE_SMALL_M_VECTORS];
+        if (MOE_K(small_m_load)(codes, s, src, b))
+          MOE_K(small_m_products)(s, MOE_K(small_m_deep) / 2, MOE_K(small_m_vectors), MOE_K(small_m_deep), b, x, c);
+        else MOE_K(small_m_rest)(s, src, MOE_K(small_m_deep), MOE_K(small_m_wide), x, c);
+      }
       for (; j < s->n; j += wide, src += wide * s->size, c = moe_small_m_c_(s, c, j, wide, width))
         MOE_K(small_m_rest)(s, src, k, moe_min_(wide, s->n - j), x, c);
     }

@@ -48,9 +48,9 @@ typedef struct moe_gemm_table_ {
   int bf16_by_mode; /* ukernel[MOE_PRODUCT_BF16] relies on the flushing mode of the floating-point environment */
   moe_ukernel_fn_ ukernel[MOE_PRODUCTS_];
   moe_pack_rows_fn_ pack_rows[MOE_PANEL_KINDS_][MOE_DTYPE_COUNT_];
-  /* An f32 panel from 64 columns of k elements of 2 bytes each, `stride` bytes apart, of which whole vectors are read;
-     or NULL. */
-  void (*transpose_u16[MOE_DTYPE_COUNT_])(float *panel, const void *columns, int64_t stride, int64_t k);
+  /* An f32 panel, or half of one, from n columns, 64 or 32, of k elements of 2 bytes each, `stride` bytes apart, of
+     which whole vectors are read; or NULL. */
+  void (*transpose_u16[MOE_DTYPE_COUNT_])(float *panel, const void *columns, int64_t stride, int64_t n, int64_t k);
   void (*pair_panel)(void *pairs, const float *panel, int64_t k); /* if there are pairs: those of an f32 panel */
   /* Packs B while it multiplies: MOE_MR rows, an even k, of any dtype, of pairs bf16 only; or NULL. */
   moe_ukernel_fn_ ukernel_pack_b[MOE_PANEL_KINDS_];

@@ -1,6 +1,6 @@
 /* Panels of bf16 pairs and the micro-kernels that multiply them, for an instruction set with a bf16 dot product. Where
    f32 kernels take two fused multiply-adds per pair of k, these take one dot product, to the same bits. The rest is the
-   vocabulary's; the f32 micro-kernel of packed A is compiled again, to round by this set's own instruction. */
+   vocabulary's. */
 
 MOE_INLINE MOE_V(i) MOE_K(join)(MOE_V(i) even, MOE_V(i) odd) { return MOE_V(ori)(even, MOE_V(slli)(odd, 16)); }
 
@@ -51,7 +51,7 @@ MOE_FN void MOE_K(pair_panel)(void *pairs, const float *panel, int64_t k) {
       MOE_V(storei)(p + j, MOE_K(join_uppers)(MOE_V(load)(panel + j), MOE_V(load)(panel + MOE_NR + j)));
 }
 
-#include "ukernel_packed_a.inl"
+#include "ukernel_store.inl"
 
 /* Where cores share the path to memory, Zen 4 drops many prefetches for the second level: where there is time, they are
    made again, for the first one. */

@@ -104,24 +104,19 @@ MOE_INLINE void MOE_K(ukernel_columns)(int rows, const moe_ukernel_ *t, moe_uker
   else MOE_K(ukernel_end)(rows, c, acc);
 }
 
-/* The rows at hand times the panel, part by part. */
-MOE_INLINE void MOE_K(ukernel_parts)(const moe_ukernel_ *t, moe_ukernel_at_ *at) {
-  for (int64_t j = 0; j < MOE_NR; j += MOE_NR_VECTORS * MOE_W) {
-    MOE_K(ukernel_prefetch_share)(at, j);
-    switch (at->now) {
-      case 1:
-      case 2:
-      case 3: MOE_K(ukernel_columns)(3, t, at, at->row, j, at->c); break;
-      case 4: MOE_K(ukernel_columns)(4, t, at, at->row, j, at->c); break;
-      case 5: MOE_K(ukernel_columns)(5, t, at, at->row, j, at->c); break;
-      default: MOE_K(ukernel_columns)(MOE_MR, t, at, at->row, j, at->c); break;
-    }
-  }
-}
-
 MOE_FN void MOE_K(ukernel_f32)(const moe_ukernel_ *t) {
   for (moe_ukernel_at_ at = moe_ukernel_first_(t); at.rows > 0; moe_ukernel_next_(t, MOE_KC_BYTES, &at)) {
     moe_ukernel_prefetch_begin_(t, MOE_KC_BYTES, &at);
-    MOE_K(ukernel_parts)(t, &at);
+    for (int64_t j = 0; j < MOE_NR; j += MOE_NR_VECTORS * MOE_W) { /* part by part */
+      MOE_K(ukernel_prefetch_share)(&at, j);
+      switch (at.now) {
+        case 1:
+        case 2:
+        case 3: MOE_K(ukernel_columns)(3, t, &at, at.row, j, at.c); break;
+        case 4: MOE_K(ukernel_columns)(4, t, &at, at.row, j, at.c); break;
+        case 5: MOE_K(ukernel_columns)(5, t, &at, at.row, j, at.c); break;
+        default: MOE_K(ukernel_columns)(MOE_MR, t, &at, at.row, j, at.c); break;
+      }
+    }
   }
 }

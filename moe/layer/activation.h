@@ -5,7 +5,7 @@
 /* alpha 0 (of either sign) stands for the activation's default. */
 MOE_FN float moe_resolve_alpha_(moe_activation activation, float alpha) {
   if (moe_casti_scalar(alpha) << 1 != 0) return alpha;
-  return activation == MOE_ACT_SWISH ? 1.702f : 1.0f;
+  return activation == MOE_ACT_SWISH ? 1.702f : activation == MOE_ACT_SITU ? 4.0f : 1.0f;
 }
 
 typedef struct moe_activation_ {

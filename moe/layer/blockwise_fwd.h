@@ -9,6 +9,7 @@ typedef struct moe_forward_ {
   char *decoded; /* x decoded, or NULL */
   char *rounded; /* x rounded to MX, or NULL */
   float *down; /* [rows,H] m*Wd, where experts have so few rows that it is small compared with the weights; else NULL */
+  struct moe_forward_ *shared; /* (optional) of an expert of all tokens, whose terms of a token's sum come next */
 } moe_forward_;
 
 /* ------------------------------------------------------------------------------------------------------ validation */
@@ -46,6 +47,8 @@ MOE_FN moe_status moe_check_device_limits_(moe_context *ctx, const moe_blockwise
        "and down_activations are not saved by SHARD_ON_I_HYBRID"},
       {moe_is_mx_spec_(spec) && checkpoints, "gate_up_activations_T",
        "and down_activations are not saved by the MX specs"},
+      {args->scaled_intermediate_checkpoint_T != NULL, "scaled_intermediate_checkpoint_T",
+       "is not saved by any spec, but by blockwise_mm_fwd_mxfp8"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && mode != MOE_AFFINITY_POST_SCALE, "config.affinity_mode",
        "must be POST_SCALE for SHARD_ON_BLOCK_MX"},
       {spec == MOE_CTE_SHARD_ON_BLOCK_MX && args->not_accumulating, "not_accumulating",
@@ -83,8 +86,8 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   const moe_blockwise_mm_fwd_args *args = forward->args = (const moe_blockwise_mm_fwd_args *)call->args;
   const moe_blockwise_layer *l = &args->layer;
   const moe_cte_spec spec = args->device.spec;
-  MOE_TRY(moe_check_layer_options_(ctx, l));
-  MOE_TRY(moe_check_hints_(ctx, &args->hints, l->B));
+  MOE_TRY(moe_check_layer_options_(ctx, l, call->dtype));
+  MOE_TRY(moe_check_hints_(ctx, &args->hints, l, call->dtype));
   MOE_TRY(moe_check_enum_(ctx, "device.spec", (int)spec, MOE_CTE_COUNT_));
   MOE_TRY(moe_check_flag_(ctx, "device.check_limits", args->device.check_limits));
   MOE_TRY(moe_check_flag_(ctx, "device.output_shape", args->device.output_shape));
@@ -108,12 +111,15 @@ MOE_FN moe_status moe_forward_check_(moe_context *ctx, void *state, const moe_ca
   const moe_tensor_ own[] = {
       {"gate_up_activations_T", args->gate_up_activations_T, pre, saved, MOE_OUTPUT_OPTIONAL},
       {"down_activations", args->down_activations, moe_mul4_(l->N, l->B, l->H, saved), saved, MOE_OUTPUT_OPTIONAL},
+      {"scaled_intermediate_checkpoint_T", args->scaled_intermediate_checkpoint_T, moe_mul4_(l->N, l->I, l->B, saved),
+       saved, MOE_OUTPUT_OPTIONAL},
       {"output", args->output, moe_mul3_(moe_forward_rows_(args), l->H, size), size, MOE_OUTPUT},
   };
   moe_layer_list_(&forward->call, dropping, tensors);
   if (spec == MOE_CTE_SHARD_ON_I_HYBRID || spec == MOE_CTE_SHARD_ON_I_MX_HYBRID)
     tensors->tensor[MOE_LAYER_CONDITIONS_].role = MOE_INPUT;
-  if (l->packed_gate_up_proj_weight) tensors->tensor[MOE_LAYER_GATE_UP_].role = MOE_INPUT_OPTIONAL;
+  if (l->packed_gate_up_proj_weight)
+    tensors->tensor[MOE_LAYER_GATE_UP_].role = tensors->tensor[MOE_LAYER_UP_].role = MOE_INPUT_OPTIONAL;
   if (l->packed_down_proj_weight) tensors->tensor[MOE_LAYER_DOWN_].role = MOE_INPUT_OPTIONAL;
   MOE_LIST_(tensors, own);
   moe_packed_list_(&forward->call.gate_up, "packed_gate_up_proj_weight", l->packed_gate_up_proj_weight, tensors);
@@ -131,7 +137,7 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
                             l->packed_down_proj_weight_bytes));
   MOE_TRY(moe_check_layer_scales_(ctx, &forward->call));
   if (args->device.check_limits) MOE_TRY(moe_check_device_limits_(ctx, args, forward->call.dtype));
-  return moe_plan_check_(ctx, &forward->call.layer);
+  return moe_plan_check_(ctx, &forward->call.plan, &forward->call.layer);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -140,20 +146,30 @@ MOE_FN moe_status moe_forward_check_contents_(moe_context *ctx, const void *stat
    weights once. Its memory is laid out where there are at most so many slots per expert: blocks are mostly padding. */
 enum { MOE_DOWN_STAGE_ROWS_ = 16, MOE_DOWN_STAGE_SLOTS_ = 256 };
 
-MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
-  moe_forward_ *forward = (moe_forward_ *)state;
+MOE_FN moe_scratch_needs_ moe_forward_layout_own_(moe_forward_ *forward, moe_arena_ *arena, int64_t workers) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_layer *l = &call->layer;
   moe_plan_layout_(&call->plan, arena, l, forward->args->not_accumulating);
   const int64_t rows = moe_plan_rows_max_(l), down_rows = moe_min_(rows, moe_mul_(l->E, MOE_DOWN_STAGE_ROWS_));
-  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), MOE_DOWN_STAGE_SLOTS_) <= l->E;
+  const int64_t slots = call->plan.pairs.K ? MOE_DOWN_STAGE_ROWS_ : MOE_DOWN_STAGE_SLOTS_; /* pairs are no padding */
+  const int may = moe_ceil_div_(moe_mul_(l->N, l->B), slots) <= l->E;
   forward->m = (char *)moe_take_(arena, moe_mul3_(rows, l->I, call->inner_size));
   forward->decoded = moe_take_decoded_(arena, call, l->quantized_hidden_states);
-  forward->rounded = moe_take_rounded_(arena, call, &call->round_activations);
+  forward->rounded = moe_take_rounded_x_(arena, call);
   forward->down = may ? (float *)moe_take_(arena, moe_mul3_(down_rows, l->H, 4)) : NULL;
-  const moe_scratch_needs_ needs = {rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers),
-                                    0};
-  moe_scratch_layout_all_(&call->group, arena, workers, &needs);
+  return (moe_scratch_needs_){rows, moe_layer_longest_(l), MOE_NC_PANELS, 0, moe_combine_floats_(call, workers), 0};
+}
+
+MOE_FN void moe_forward_layout_(void *state, moe_arena_ *arena, int64_t workers) {
+  moe_forward_ *forward = (moe_forward_ *)state, *shared = forward->shared;
+  moe_scratch_needs_ needs = moe_forward_layout_own_(forward, arena, workers);
+  if (shared) {
+    shared->call.plan.chunk_tokens = forward->call.plan.chunk_tokens;
+    const moe_scratch_needs_ also = moe_forward_layout_own_(shared, arena, workers);
+    needs = moe_scratch_needs_max_(&needs, &also);
+  }
+  moe_scratch_layout_all_(&forward->call.group, arena, workers, &needs);
+  if (shared) moe_group_share_scratch_(&shared->call.group, &forward->call.group);
 }
 
 /* Keeps the products of the down projection's own stage. */
@@ -198,9 +214,8 @@ MOE_FN void moe_forward_add_(const moe_combine_ *stage, const moe_combine_rows_ 
                    (char *)forward->args->down_activations +
                        (call->plan.slot[summands->row[i]] * l->H + h0) * call->checkpoint_size,
                    c + i * MOE_NR, n);
-  kernels->vec->add_rows(sum, summands->token, c, bias,
-                         l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, summands->rows,
-                         n);
+  moe_combine_add_rows_(call, summands, c, bias,
+                        l->config.affinity_mode == MOE_AFFINITY_POST_SCALE ? summands->affinity : NULL, n, sum);
 }
 
 /* Zeroes the rows of a device-shaped output that are not a token's sum. */
@@ -215,61 +230,102 @@ MOE_FN void moe_forward_zero_rows_(const moe_forward_ *forward) {
 
 /* Whether m is rounded to MX in layouts in which a panel does not hold whole groups. */
 MOE_FN int moe_forward_rounds_m_(const moe_blockwise_ *call) {
-  return call->round_activations.enabled && call->layer.mx.activation_layout != MOE_MX_LAYOUT_PLAIN;
+  const moe_mx_operands *mx = &call->layer.mx;
+  return mx->activations.enabled && !mx->down_in_scale && mx->activation_layout != MOE_MX_LAYOUT_PLAIN;
 }
 
 MOE_FN void moe_forward_round_m_(const moe_context *ctx, const moe_forward_ *forward) {
   const moe_blockwise_ *call = &forward->call;
   if (!moe_forward_rounds_m_(call)) return;
+  const int64_t I = call->layer.I, stride = I * call->inner_size;
   moe_round_tensor_ rows = {call->group.kernels,
                             &call->round_activations,
                             forward->m,
                             forward->m,
+                            stride,
+                            stride,
                             call->inner_dtype,
                             call->plan.rows,
-                            call->layer.I,
+                            I,
                             1,
                             call->layer.mx.activation_layout};
   moe_run_items_(ctx, rows.rows, moe_round_tensor_item_, &rows);
 }
 
-MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
-  moe_forward_ *forward = (moe_forward_ *)state;
+typedef struct moe_forward_stages_ {
+  moe_gate_up_ gate_up;
+  moe_checkpoint_zero_ zero;
+  moe_expert_stage_ gate_up_stage, down_stage;
+  moe_combine_ down;
+} moe_forward_stages_;
+
+/* Builds the plan and the stages, of x [T,H]; work: gate and up, what becomes zero, and the down projection's stage. */
+MOE_FN moe_status moe_forward_begin_(moe_context *ctx, moe_forward_ *forward, const char *x,
+                                     moe_forward_stages_ *stages, moe_work_ *work) {
   moe_blockwise_ *call = &forward->call;
   const moe_blockwise_mm_fwd_args *args = forward->args;
   const moe_blockwise_layer *l = &call->layer;
-  moe_plan_build_(&call->plan, l, call->group.kernels, call->affinity_dtype);
+  MOE_TRY(moe_plan_build_(ctx, &call->plan, l, call->group.kernels, call->affinity_dtype));
   call->group.first = call->plan.first;
   call->group.in_shares = moe_in_shares_(ctx);
-  const char *x = moe_decode_hidden_(ctx, call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
-  call->hidden = moe_round_hidden_(ctx, call, &call->round_activations, x, forward->rounded, l->mx.activation_layout);
+  moe_round_x_(ctx, call, x, forward->rounded);
   if (call->plan.rows > MOE_DOWN_STAGE_ROWS_ * moe_group_experts_(&call->group)) forward->down = NULL;
-  moe_gate_up_ gate_up = {call, forward->m, args->gate_up_activations_T};
-  moe_checkpoint_zero_ zero = {call, (char *)args->gate_up_activations_T, (char *)args->down_activations};
-  moe_expert_stage_ gate_up_stage, down_stage;
-  moe_gate_up_stage_(&gate_up, &gate_up_stage);
-  moe_forward_down_stage_(forward, &down_stage);
-  const moe_work_ first[] = {moe_expert_stage_work_(&gate_up_stage),
-                             {zero.gate_up || zero.down ? l->N : 0, moe_checkpoint_zero_item_, &zero, NULL}};
-  const moe_work_ down_products = moe_expert_stage_work_(&down_stage);
-  moe_run_(ctx, first, 2);
+  moe_checkpoint_zero_ *zero = &stages->zero;
+  stages->gate_up =
+      (moe_gate_up_){call, forward->m, args->gate_up_activations_T, args->scaled_intermediate_checkpoint_T};
+  *zero = (moe_checkpoint_zero_){call, (char *)args->gate_up_activations_T, (char *)args->down_activations,
+                                 (char *)args->scaled_intermediate_checkpoint_T};
+  moe_gate_up_stage_(&stages->gate_up, &stages->gate_up_stage);
+  moe_forward_down_stage_(forward, &stages->down_stage);
+  work[0] = moe_expert_stage_work_(&stages->gate_up_stage);
+  work[1] = (moe_work_){call->plan.used && (zero->gate_up || zero->down || zero->scaled) ? l->N : 0,
+                        moe_checkpoint_zero_item_, zero, NULL};
+  if (call->plan.pair) moe_checkpoint_zero_pairs_(zero);
+  work[2] = moe_expert_stage_work_(&stages->down_stage);
+  if (!forward->down) work[2].count = 0;
+  moe_combine_ *down = &stages->down;
+  memset(down, 0, sizeof *down);
+  down->call = call;
+  down->products = forward->down;
+  down->a = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
+  down->k = l->I;
+  down->b = moe_weights_down_;
+  down->add = moe_forward_add_;
+  down->output = (char *)args->output;
+  down->stride = moe_forward_slots_(args) * l->H * call->size;
+  down->accumulate = (args->accumulate & MOE_ACCUMULATE_OUTPUT) != 0;
+  down->through = x;
+  down->user = forward;
+  return MOE_OK;
+}
+
+/* x: [T,H], decoded. */
+MOE_FN moe_status moe_forward_run_x_(moe_context *ctx, moe_forward_ *forward, const char *x) {
+  moe_forward_stages_ own, also;
+  moe_work_ work[6] = {0}, first[4];
+  MOE_TRY(moe_forward_begin_(ctx, forward, x, &own, work));
+  if (forward->shared) MOE_TRY(moe_forward_begin_(ctx, forward->shared, x, &also, work + 3));
+  if (forward->shared) own.down.then = &also.down;
+  for (int i = 0; i < 4; i++) first[i] = work[i / 2 * 3 + i % 2];
+  const moe_work_ products[] = {work[2], work[5]};
+  moe_run_(ctx, first, 4);
   moe_forward_round_m_(ctx, forward);
-  if (forward->down) moe_run_(ctx, &down_products, 1);
-  moe_combine_ down = {0};
-  down.call = call;
-  down.products = forward->down;
-  down.a = (moe_rows_){forward->m, l->I * call->inner_size, NULL};
-  down.k = l->I;
-  down.b = moe_weights_down_;
-  down.add = moe_forward_add_;
-  down.output = (char *)args->output;
-  down.stride = moe_forward_slots_(args) * l->H * call->size;
-  down.accumulate = (args->accumulate & MOE_ACCUMULATE_OUTPUT) != 0;
-  down.user = forward;
-  const moe_work_ second = {moe_combine_items_(call), moe_combine_item_, &down, moe_combine_reads_};
+  if (forward->shared) moe_forward_round_m_(ctx, forward->shared);
+  moe_run_(ctx, products, 2);
+  const moe_work_ second = {moe_combine_items_(&forward->call), moe_combine_item_, &own.down, moe_combine_reads_};
   moe_run_(ctx, &second, 1);
   moe_forward_zero_rows_(forward);
   return MOE_OK;
+}
+
+MOE_FN const char *moe_forward_x_(moe_context *ctx, const moe_forward_ *forward) {
+  const moe_blockwise_layer *l = &forward->call.layer;
+  return moe_decode_hidden_(ctx, &forward->call, l->quantized_hidden_states, l->hidden_states, forward->decoded);
+}
+
+MOE_FN moe_status moe_forward_run_(moe_context *ctx, void *state) {
+  moe_forward_ *forward = (moe_forward_ *)state;
+  return moe_forward_run_x_(ctx, forward, moe_forward_x_(ctx, forward));
 }
 
 /* ----------------------------------------------------------------------------------------------------------- public */

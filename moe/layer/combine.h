@@ -15,17 +15,19 @@ typedef struct moe_combine_rows_ {
 
 typedef struct moe_combine_ {
   const moe_blockwise_ *call;
-  float *products; /* [rows,H]: the products, if another stage has formed them; else NULL: A times B */
-  moe_rows_ a;     /* [rows,...] inner type, */
-  int64_t from, k; /*   of which elements [from, from+k) are multiplied */
+  const struct moe_combine_ *then; /* (optional) what is added next, of the same tokens and panels */
+  float *products;                 /* [rows,H]: the products, if another stage has formed them; else NULL: A times B */
+  moe_rows_ a;                     /* [rows,...] inner type, */
+  int64_t from, k;                 /*   of which elements [from, from+k) are multiplied */
   void (*b)(const void *call, int64_t expert, moe_b_ *b); /* all panels of an expert */
   /* Adds the rows' products c, 64 apart, of columns [h0, h0+n) to their tokens' sums; may change c. */
   void (*add)(const struct moe_combine_ *stage, const moe_combine_rows_ *rows, int64_t h0, int64_t n, float *c,
               float *sum);
-  char *output; /* token t at output + t*stride; NULL: only what else `add` does is wanted */
-  int64_t stride;
+  char *output;   /* token t at output + t*stride; NULL: only what else `add` does is wanted */
+  int64_t stride; /* this and the next two: not of `then` */
   int accumulate;
-  void *user; /* for `add` */
+  const char *through; /* [T,H], of the function's type: what identity experts add */
+  void *user;          /* for `add` */
 } moe_combine_;
 
 /* Floats of sums, of a chunk of tokens and some panels, and of C of as many panels that a worker holds at most. With
@@ -45,7 +47,8 @@ MOE_FN int64_t moe_combine_parts_(const moe_blockwise_ *call, int64_t workers) {
   const int64_t floats = call->group.panel == MOE_PANEL_F32 ? MOE_COMBINE_FLOATS_F32_ : MOE_COMBINE_FLOATS_BF16_;
   const int64_t fit = moe_max_(1, floats / moe_combine_panel_floats_(call));
   const int64_t panels = moe_combine_panels_(call), chunks = call->plan.chunks;
-  int64_t parts = moe_ceil_div_(panels, moe_panels_per_item_(workers, chunks, panels, fit));
+  int64_t parts =
+      moe_ceil_div_(panels, moe_panels_per_item_(call->group.kernels->blocking, workers, chunks, panels, fit));
   while (parts < panels && chunks * parts % workers != 0) parts++;
   return parts;
 }
@@ -166,7 +169,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   const moe_blockwise_ *call = stage->call;
   const moe_group_ *group = &call->group;
   const moe_rows_ order = {stage->a.base, stage->a.stride, call->plan.order};
-  const int64_t step = moe_rows_at_once_(end - at), last = item->panel + item->panels;
+  const int64_t step = moe_rows_at_once_(group->kernels->blocking, end - at), last = item->panel + item->panels;
   moe_b_ b;
   stage->b(call, moe_combine_expert_(&call->plan, at), &b);
   for (; at < end; at += step) {
@@ -178,7 +181,7 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
       float *sum = scratch->sum + (panel - item->panel) * call->plan.chunk_tokens * MOE_NR;
       moe_combine_product_ product = {stage, &rows, panel, sum};
       moe_epilogue_ epilogue;
-      count = moe_min_(moe_panels_at_once_(scratch->c_floats, a.rows), last - panel);
+      count = moe_min_(moe_panels_at_once_(group->kernels->blocking, scratch->c_floats, a.rows), last - panel);
       if (stage->products) {
         moe_combine_add_stored_(&product, scratch->c, count);
         continue;
@@ -193,6 +196,51 @@ MOE_FN void moe_combine_run_(const moe_combine_ *stage, moe_scratch_ *scratch, i
   }
 }
 
+/* Adds rows x + bias, times scale, to their tokens' sums; bias and scale may be NULL. Sums that are rounded after each
+   block are after each row: a token has one in a block. */
+MOE_FN void moe_combine_add_rows_(const moe_blockwise_ *call, const moe_combine_rows_ *rows, const float *x,
+                                  const float *bias, const float *scale, int64_t n, float *sum) {
+  const moe_vec_table_ *vec = call->group.kernels->vec;
+  if (!call->rounds_sums) vec->add_rows(sum, rows->token, x, bias, scale, rows->rows, n);
+  for (int64_t i = 0; i < rows->rows && call->rounds_sums; i++) {
+    float *to = sum + rows->token[i] * MOE_NR, rounded[MOE_NR]; /* room for any type */
+    vec->add_rows(to, NULL, x + i * MOE_NR, bias, scale ? scale + i : NULL, 1, n);
+    moe_store_row_(vec, call->dtype, rounded, to, n);
+    moe_load_row_(vec, call->dtype, to, rounded, n);
+  }
+}
+
+/* An item's tokens' sums begin as zero or, if they are rounded after each block, as what they are added to. */
+MOE_FN void moe_combine_begin_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens, float *sum) {
+  const moe_blockwise_ *call = stage->call;
+  const int64_t chunk_tokens = call->plan.chunk_tokens, t0 = item->chunk * chunk_tokens;
+  for (int64_t p = 0; p < item->panels; p++, sum += chunk_tokens * MOE_NR) {
+    const int64_t h0 = (item->panel + p) * MOE_NR;
+    memset(sum, 0, (size_t)(tokens * MOE_NR) * sizeof *sum);
+    if (stage->output && stage->accumulate && call->rounds_sums)
+      moe_add_stored_(call->group.kernels, sum, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
+                      NULL, call->dtype, tokens, moe_min_(MOE_NR, call->layer.H - h0));
+  }
+}
+
+/* Adds the terms of identity experts, the last of every sum, a token's in its own order. */
+MOE_FN void moe_combine_identities_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens,
+                                    float *sum) {
+  const moe_blockwise_ *call = stage->call;
+  const moe_pairs_ *pairs = &call->plan.pairs;
+  const int64_t t0 = item->chunk * call->plan.chunk_tokens, H = call->layer.H;
+  for (int64_t i = 0; i < tokens * pairs->K && pairs->identities; i++) {
+    const int64_t token = t0 + i / pairs->K, pair = t0 * pairs->K + i;
+    for (int64_t p = 0; p < item->panels && moe_pair_is_identity_(pairs, call->layer.E, pair); p++) {
+      const int64_t h0 = (item->panel + p) * MOE_NR, n = moe_min_(MOE_NR, H - h0);
+      float x[MOE_NR];
+      moe_load_row_(call->group.kernels->vec, call->dtype, x, stage->through + (token * H + h0) * call->size, n);
+      call->group.kernels->vec->add_scaled(sum + (p * call->plan.chunk_tokens + token - t0) * MOE_NR, x,
+                                           moe_pair_affinity_(pairs, pair), n);
+    }
+  }
+}
+
 /* Stores the sums of an item's tokens. */
 MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ *item, int64_t tokens, float *sum) {
   const moe_blockwise_ *call = stage->call;
@@ -200,30 +248,41 @@ MOE_FN void moe_combine_store_(const moe_combine_ *stage, const moe_chunk_item_ 
   for (int64_t p = 0; p < item->panels; p++, sum += chunk_tokens * MOE_NR) {
     const int64_t h0 = (item->panel + p) * MOE_NR, n = moe_min_(MOE_NR, call->layer.H - h0);
     moe_store_sums_(call->group.kernels, stage->output + t0 * stage->stride + h0 * call->size, stage->stride,
-                    call->dtype, sum, tokens, n, stage->accumulate);
+                    call->dtype, sum, tokens, n, stage->accumulate && !call->rounds_sums);
+  }
+}
+
+/* Adds a stage's products to the sums. */
+MOE_FN void moe_combine_chunk_(const moe_combine_ *stage, moe_worker_ *worker, moe_scratch_ *scratch,
+                               const moe_chunk_item_ *item) {
+  const moe_plan_ *plan = &stage->call->plan;
+  const int64_t end = plan->chunk_first[item->chunk + 1];
+  for (int64_t at = plan->chunk_first[item->chunk], prefetched = at, run_end; at < end; at = run_end) {
+    moe_prefetch_ next;
+    run_end = moe_combine_run_end_(plan, at, end);
+    prefetched = moe_combine_prefetch_(stage, prefetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), item);
+    if (run_end < end) moe_combine_run_reads_(stage, run_end, end, item, &next);
+    else moe_next_reads_(worker, &next);
+    moe_combine_run_(stage, scratch, at, run_end, item, &next);
   }
 }
 
 MOE_FN void moe_combine_item_(void *arg, int64_t index, moe_worker_ *worker) {
   const moe_combine_ *stage = (const moe_combine_ *)arg;
   const moe_blockwise_ *call = stage->call;
-  const moe_plan_ *plan = &call->plan;
+  const int64_t chunk_tokens = call->plan.chunk_tokens, sums = moe_combine_sum_floats_(call, call->group.workers);
   moe_scratch_ scratch;
   moe_chunk_item_ item;
-  moe_scratch_at_(&call->group, worker, stage, moe_combine_sum_floats_(call, call->group.workers), &scratch);
+  moe_scratch_at_(&call->group, worker, stage, sums, &scratch);
   moe_combine_split_item_(call, index, &item);
-  const int64_t tokens = moe_min_(plan->chunk_tokens, call->layer.T - item.chunk * plan->chunk_tokens),
-                end = plan->chunk_first[item.chunk + 1];
-  for (int64_t p = 0; p < item.panels; p++)
-    memset(scratch.sum + p * plan->chunk_tokens * MOE_NR, 0, (size_t)(tokens * MOE_NR) * sizeof *scratch.sum);
-  for (int64_t at = plan->chunk_first[item.chunk], prefetched = at, run_end; at < end; at = run_end) {
-    moe_prefetch_ next;
-    run_end = moe_combine_run_end_(plan, at, end);
-    prefetched = moe_combine_prefetch_(stage, prefetched, moe_min_(end, run_end + MOE_COMBINE_PREFETCH_ROWS_), &item);
-    if (run_end < end) moe_combine_run_reads_(stage, run_end, end, &item, &next);
-    else moe_next_reads_(worker, &next);
-    moe_combine_run_(stage, &scratch, at, run_end, &item, &next);
+  const int64_t tokens = moe_min_(chunk_tokens, call->layer.T - item.chunk * chunk_tokens);
+  moe_combine_begin_(stage, &item, tokens, scratch.sum);
+  moe_combine_chunk_(stage, worker, &scratch, &item);
+  if (stage->then) {
+    moe_scratch_at_(&call->group, worker, stage->then, sums, &scratch); /* it has packed nothing yet */
+    moe_combine_chunk_(stage->then, worker, &scratch, &item);
   }
+  moe_combine_identities_(stage, &item, tokens, scratch.sum);
   if (stage->output) moe_combine_store_(stage, &item, tokens, scratch.sum);
 }
 

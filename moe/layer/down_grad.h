@@ -23,7 +23,7 @@ typedef struct moe_down_grad_ {
 } moe_down_grad_;
 
 enum {
-  MOE_BIAS_SUM_FLOATS_ = 2 * MOE_NR,        /* per panel: gate, up */
+  MOE_BIAS_SUM_FLOATS_ = 4 * MOE_NR,        /* per panel: gate, up; the sum, and what it lacks */
   MOE_DOWN_GRAD_ROOM_ = 2 * MOE_NR * MOE_NR /* floats of a square of gate's columns and one of up's */
 };
 
@@ -70,7 +70,7 @@ MOE_FN void moe_down_grad_next_(moe_down_grad_ *stage) {
   down_x->panel = end < panels ? end : 0;
   group->from = end < panels ? group->from : group->to;
   group->to = group->from + 1;
-  const int64_t fit = stage->down_x_rows / moe_max_(1, moe_group_all_rows_(group));
+  const int64_t rows = moe_group_all_rows_(group), fit = rows > 0 ? stage->down_x_rows / rows : panels;
   down_x->panels = moe_min_(panels - down_x->panel, down_x->base ? fit : panels);
   while (down_x->panels == panels && group->to < group->E &&
          (!down_x->base || (group->first[group->to + 1] - group->first[group->from]) * panels <= stage->down_x_rows))
@@ -88,14 +88,16 @@ MOE_FN void moe_down_grad_store_rows_(const moe_down_grad_ *stage, char *to, int
 
 /* Gradients of the gate (part 0) or up (1) pre-activations of rows from `row` on: stored, also rounded or scaled, and
    added to the bias gradient. */
-MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t row, int64_t part, int64_t i0,
-                                      const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
+MOE_FN void moe_down_grad_store_part_(const moe_down_grad_ *stage, int64_t expert, int64_t row, int64_t part,
+                                      int64_t i0, const moe_glu_rows_ *glu, float *grad, float *bias_sum) {
   const moe_blockwise_ *call = stage->call;
   const moe_kernels *kernels = call->group.kernels;
   const int64_t stride = 2 * call->layer.I * call->inner_size;
   const int64_t at = row * stride + (part * call->layer.I + i0) * call->inner_size;
   moe_down_grad_store_rows_(stage, stage->pre + at, stride, glu, grad);
-  if (stage->bias_grad) kernels->vec->add_rows(bias_sum + part * MOE_NR, NULL, grad, NULL, NULL, glu->rows, glu->n);
+  float *sum = bias_sum + part * 2 * MOE_NR;
+  if (stage->bias_grad)
+    kernels->vec->add_long(sum, sum + MOE_NR, grad, MOE_NR, NULL, row - call->group.first[expert], glu->rows, glu->n);
   for (int64_t i = 0; i < glu->rows && stage->rounded; i++) {
     float operand[MOE_NR]; /* panels hold whole groups of 32 */
     moe_load_row_(kernels->vec, call->inner_dtype, operand, stage->pre + at + i * stride, glu->n);
@@ -118,15 +120,15 @@ MOE_FN void moe_down_grad_rows_(const moe_down_grad_ *stage, int64_t expert, int
   if (down_x) moe_prefetch_to_write_(down_x, MOE_NR * size, NULL, glu->rows, glu->n * size);
   if (!stage->nt)
     moe_prefetch_to_write_(stage->pre + 2 * row * stride + i0 * size, stride, NULL, 2 * glu->rows, glu->n * size);
-  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 0, i0, glu->n, glu->gate);
-  moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 1, i0, glu->n, glu->up);
+  if (!stage->glu.skip_gate) moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 2, 0, i0, glu->n, glu->gate);
+  moe_checkpoint_load_(call, stage->checkpoint, row, glu->rows, 2, 1, i0, glu->n, glu->up);
   if (moe_post_scaled_(&call->layer.config)) glu->scale = call->plan.affinity + row;
   call->group.kernels->vec->glu_backward(&stage->glu, glu);
   for (int64_t i = 0; i < glu->rows; i++) stage->dot[(row + i) * panels + i0 / MOE_NR] = glu->dot[i];
   if (down_x)
     call->group.kernels->vec->store_rows[call->inner_dtype](down_x, MOE_NR * size, NULL, glu->m, glu->rows, glu->n);
-  if (!stage->glu.skip_gate) moe_down_grad_store_part_(stage, row, 0, i0, glu, glu->dgate, bias_sum);
-  moe_down_grad_store_part_(stage, row, 1, i0, glu, glu->dup, bias_sum);
+  if (!stage->glu.skip_gate) moe_down_grad_store_part_(stage, expert, row, 0, i0, glu, glu->dgate, bias_sum);
+  moe_down_grad_store_part_(stage, expert, row, 1, i0, glu, glu->dup, bias_sum);
 }
 
 /* The products are dm; they are overwritten. */
@@ -156,7 +158,7 @@ MOE_FN void moe_down_grad_store_sums_(void *arg, int64_t expert, int64_t panel, 
   const int64_t I = stage->call->layer.I, i0 = panel * MOE_NR, size = moe_dtype_bytes_(stage->bias_dtype);
   for (int64_t part = 0; part < 2 && stage->bias_grad; part++)
     moe_store_sum_(stage->call->group.kernels, stage->bias_grad + ((expert * 2 + part) * I + i0) * size,
-                   stage->bias_dtype, sum + part * MOE_NR, moe_min_(MOE_NR, I - i0), stage->accumulate);
+                   stage->bias_dtype, sum + part * 2 * MOE_NR, moe_min_(MOE_NR, I - i0), stage->accumulate);
 }
 
 MOE_FN void moe_down_grad_stage_(moe_down_grad_ *down_grad, moe_expert_stage_ *stage) {

@@ -37,10 +37,11 @@ MOE_FN void moe_split_init_(const moe_group_ *group, int64_t panels, int64_t k, 
     moe_split_small_m_(group, split);
     return;
   }
-  const int64_t rows = moe_rows_at_once_(moe_ceil_div_(all, moe_max_(1, experts)));
-  const int64_t most =
-      small_m ? MOE_NC_PANELS_MAX : moe_panels_at_once_(moe_scratch_divide_(group, rows, k, sums).c_floats, rows);
-  split->per_item = moe_panels_per_item_(group->workers, experts, panels, moe_equal_part_(panels, most));
+  const moe_blocking_ *blocking = group->kernels->blocking;
+  const int64_t rows = moe_rows_at_once_(blocking, moe_ceil_div_(all, moe_max_(1, experts)));
+  const int64_t floats = moe_scratch_divide_(group, rows, k, sums).c_floats,
+                most = small_m ? blocking->nc_panels : moe_panels_at_once_(blocking, floats, rows);
+  split->per_item = moe_panels_per_item_(blocking, group->workers, experts, panels, moe_equal_part_(panels, most));
   const int64_t tail = moe_ceil_div_(group->workers * split->per_item, moe_max_(1, panels));
   if (small_m || group->in_shares || group->workers == 1 || tail > (group->to - group->from) / 4) return;
   split->tail -= tail;
@@ -146,7 +147,8 @@ MOE_FN void moe_expert_stage_reads_(void *arg, int64_t p, moe_prefetch_ *prefetc
 MOE_FN void moe_expert_stage_rows_(const moe_expert_stage_ *stage, const moe_scratch_ *scratch, moe_a_ *a,
                                    const moe_b_ *b, int64_t first, const moe_item_ *item, const moe_prefetch_ *next) {
   const moe_group_ *group = stage->group;
-  const int64_t most = moe_panels_at_once_(scratch->c_floats, a->rows), end = item->panel + item->panels;
+  const int64_t most = moe_panels_at_once_(group->kernels->blocking, scratch->c_floats, a->rows),
+                end = item->panel + item->panels;
   for (int64_t panel = item->panel, count; panel < end; panel += count) {
     count = moe_min_(most, end - panel);
     float *sum = scratch->sum + (panel - item->panel) * stage->panel_sums;
@@ -176,7 +178,7 @@ MOE_FN void moe_expert_stage_item_(void *arg, int64_t index, moe_worker_ *worker
   moe_scratch_at_(group, worker, stage, stage->sums, &scratch);
   moe_next_reads_(worker, &next);
   const int64_t first = group->first[item.expert], rows = moe_group_rows_(group, item.expert);
-  const int64_t step = moe_rows_at_once_(rows);
+  const int64_t step = moe_rows_at_once_(group->kernels->blocking, rows);
   if (rows > 0) stage->b(stage->weights, item.expert, &b);
   memset(scratch.sum, 0, (size_t)(item.panels * stage->panel_sums) * sizeof *scratch.sum);
   for (int64_t at = 0; at < rows; at += step) {

@@ -12,9 +12,11 @@ typedef struct moe_group_ {
   int64_t from, to;     /* the experts that stages compute: all, or some of them at a time */
   int in_shares;        /* see moe_in_shares_ */
   int64_t workers;
-  char *scratch;               /* workers x scratch_bytes */
-  int64_t scratch_bytes, room; /* room: of these, the bytes that packed A, C and sums share */
-  int64_t panels;              /* A is packed whole only where C of so many panels has room as well */
+  char *scratch;                /* workers x scratch_bytes */
+  int64_t scratch_bytes, room;  /* room: of these, the bytes that packed A, C and sums share */
+  int64_t panels;               /* A is packed whole only where C of so many panels has room as well */
+  moe_kernels tuned;            /* the kernels, with: */
+  moe_blocking_ tuned_blocking; /* see moe_group_tune_ */
 } moe_group_;
 
 enum { MOE_A_PACKED_BYTES_MAX_ = 3 << 18 }; /* of A packed whole: it stays in cache together with C */
@@ -78,7 +80,7 @@ MOE_FN char *moe_panel_major_at_(const moe_group_ *group, const moe_panel_major_
 /* Bytes of rows of k elements packed, and of two rows more (see moe_ukernel_). Small-m kernels may pack them as float,
    which takes no more: up to kc_short_rows rows, an element has four bytes of a kc block. */
 MOE_FN int64_t moe_a_packed_bytes_(const moe_group_ *group, int64_t rows, int64_t k) {
-  const moe_blocking_ *blocking = &group->kernels->gemm->blocking;
+  const moe_blocking_ *blocking = group->kernels->blocking;
   const int64_t blocks = moe_mul_(rows, moe_ceil_div_(k, moe_kc_max_(blocking, group->panel, rows)));
   return moe_mul_(moe_add_(blocks, 2), blocking->kc_bytes[group->panel]);
 }
@@ -118,6 +120,19 @@ MOE_FN void moe_scratch_layout_all_(moe_group_ *group, moe_arena_ *arena, int64_
   group->panels = moe_min_(MOE_NC_PANELS, panels);
   group->scratch_bytes = moe_add_(moe_b_buffer_bytes_(group->kernels, group->panel), group->room);
   group->scratch = (char *)moe_take_(arena, moe_mul_(workers, group->scratch_bytes));
+}
+
+/* What two calls in one ask for. */
+MOE_FN moe_scratch_needs_ moe_scratch_needs_max_(const moe_scratch_needs_ *a, const moe_scratch_needs_ *b) {
+  return (moe_scratch_needs_){moe_max_(a->rows, b->rows),     moe_max_(a->longest, b->longest),
+                              moe_max_(a->panels, b->panels), moe_max_(a->sums, b->sums),
+                              moe_max_(a->floats, b->floats), moe_max_(a->grad_bytes, b->grad_bytes)};
+}
+
+/* Lets a group's stages work in another's scratch memory. */
+MOE_FN void moe_group_share_scratch_(moe_group_ *group, const moe_group_ *other) {
+  group->workers = other->workers, group->room = other->room, group->panels = other->panels;
+  group->scratch = other->scratch, group->scratch_bytes = other->scratch_bytes;
 }
 
 /* How A packed and C divide the room that sums do not take. */
@@ -167,14 +182,18 @@ MOE_FN void moe_scratch_a_(const moe_group_ *group, moe_scratch_ *scratch, const
 /* ---------------------------------------------------------------------------------------------------------- division
    */
 
-/* How many of so many rows to multiply at a time: equal parts of at most MOE_MC. */
-MOE_FN int64_t moe_rows_at_once_(int64_t rows) { return moe_equal_part_(rows, MOE_MC); }
+/* How many of so many rows to multiply at a time: equal parts of at most mc. */
+MOE_FN int64_t moe_rows_at_once_(const moe_blocking_ *blocking, int64_t rows) {
+  return moe_equal_part_(rows, blocking->mc);
+}
 
 /* How many panels a work item takes: up to `most`, while each of several workers still gets a few items; there are
    `others` times as many. Results do not depend on it. */
-MOE_FN int64_t moe_panels_per_item_(int64_t workers, int64_t others, int64_t panels, int64_t most) {
+MOE_FN int64_t moe_panels_per_item_(const moe_blocking_ *blocking, int64_t workers, int64_t others, int64_t panels,
+                                    int64_t most) {
   int64_t n = moe_min_(most, panels);
-  while (workers > 1 && n > 1 && others * moe_ceil_div_(panels, n) < 4 * workers) n = moe_ceil_div_(n, 2);
+  while (workers > 1 && n > 1 && others * moe_ceil_div_(panels, n) < blocking->items_per_worker * workers)
+    n = moe_ceil_div_(n, 2);
   return n;
 }
 

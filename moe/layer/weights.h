@@ -4,9 +4,15 @@
 #ifndef MOE_LAYER_WEIGHTS_H
 #define MOE_LAYER_WEIGHTS_H
 
+/* The tensor in which the first part that is used lies. */
+MOE_FN const void *moe_weights_gate_up_plain_(const moe_blockwise_ *call) {
+  const moe_blockwise_layer *l = &call->layer;
+  return l->orders.up_apart && call->glu.skip_gate ? l->up_proj_weight : l->gate_up_proj_weight;
+}
+
 MOE_FN void moe_weights_gate_up_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  moe_weight_b_(&call->gate_up, call->layer.gate_up_proj_weight, call->layer.packed_gate_up_proj_weight, expert, b);
+  moe_weight_b_(&call->gate_up, moe_weights_gate_up_plain_(call), call->layer.packed_gate_up_proj_weight, expert, b);
 }
 
 MOE_FN void moe_weights_down_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
@@ -16,22 +22,15 @@ MOE_FN void moe_weights_down_as_given_(const void *arg, int64_t expert, moe_b_ *
 
 MOE_FN void moe_weights_down_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  const moe_blockwise_layer *l = &call->layer;
-  const int64_t stride = l->H * call->size;
   if (call->down.quantized.weight) moe_quantized_b_(&call->down.quantized, expert, 1, b);
-  else
-    moe_b_transposed_(b, (const char *)l->down_proj_weight + expert * l->I * stride, stride, l->I, call->dtype, l->H);
+  else moe_plain_b_of_(&call->down, call->layer.down_proj_weight, expert, 1, b);
 }
 
 /* With skip_gate up only. */
 MOE_FN void moe_weights_gate_up_transposed_as_given_(const void *arg, int64_t expert, moe_b_ *b) {
   const moe_blockwise_ *call = (const moe_blockwise_ *)arg;
-  const moe_blockwise_layer *l = &call->layer;
-  const int64_t stride = 2 * l->I * call->size, from = call->glu.skip_gate ? l->I : 0;
   if (call->gate_up.quantized.weight) moe_quantized_b_(&call->gate_up.quantized, expert, 1, b);
-  else
-    moe_b_transposed_(b, (const char *)l->gate_up_proj_weight + expert * l->H * stride + from * call->size, stride,
-                      l->H, call->dtype, 2 * l->I - from);
+  else moe_plain_b_of_(&call->gate_up, moe_weights_gate_up_plain_(call), expert, 1, b);
 }
 
 /* Rounded to MX if that is wanted; a quantised weight is already, along the forward's contraction. */

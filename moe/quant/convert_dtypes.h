@@ -58,36 +58,4 @@ MOE_FN void moe_convert_item_(void *arg, int64_t item, moe_worker_ *worker) {
     }
 }
 
-MOE_FN moe_status moe_convert_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
-  const moe_convert_job_ *job = (const moe_convert_job_ *)state;
-  const int64_t to = moe_dtype_bytes_(job->to), from = moe_dtype_bytes_(job->from);
-  const moe_tensor_ own[] = {{"src", job->src, moe_mul_(job->n, from), from, MOE_INPUT},
-                             {"dst", job->dst, moe_mul_(job->n, to), to, MOE_OUTPUT}};
-  (void)call;
-  MOE_TRY(moe_check_context_(ctx));
-  if (job->n < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "n", "is negative");
-  return job->n > 0 ? MOE_LIST_(tensors, own) : MOE_OK;
-}
-
-MOE_FN moe_status moe_convert_run_(moe_context *ctx, void *state) {
-  moe_convert_job_ *job = (moe_convert_job_ *)state;
-  job->kernels = moe_kernels_();
-  job->nt = job->n * moe_dtype_bytes_(job->to) >= MOE_NT_MIN_BYTES;
-  return moe_run_items_(ctx, moe_ceil_div_(job->n, MOE_CONVERT_ITEM_), moe_convert_item_, job);
-}
-
-static const moe_op_ moe_convert_op_ = {moe_convert_check_, NULL, moe_convert_run_, NULL, NULL};
-
-#define MOE_DEFINE_CONVERT_(name, type, NAME)                                                             \
-  moe_status moe_##name##_from_f32(moe_context *ctx, type *dst, const float *src, int64_t n) {            \
-    moe_convert_job_ job = {(char *)dst, (const char *)src, n, MOE_DTYPE_##NAME, MOE_DTYPE_F32, NULL, 0}; \
-    return moe_op_prepared_(&moe_convert_op_, &job, ctx);                                                 \
-  }                                                                                                       \
-  moe_status moe_##name##_to_f32(moe_context *ctx, float *dst, const type *src, int64_t n) {              \
-    moe_convert_job_ job = {(char *)dst, (const char *)src, n, MOE_DTYPE_F32, MOE_DTYPE_##NAME, NULL, 0}; \
-    return moe_op_prepared_(&moe_convert_op_, &job, ctx);                                                 \
-  }
-MOE_DTYPE_LIST(MOE_DEFINE_CONVERT_)
-#undef MOE_DEFINE_CONVERT_
-
 #endif

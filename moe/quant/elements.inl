@@ -4,12 +4,13 @@
    and, of fp8, codes of normal numbers. */
 
 /* Rounds to nearest, ties to even. For ties away from zero, the last bit of every float is set: this moves midpoints
-   up, and no other float across one. */
+   up, and no other float across one. For ties toward zero, 1 is taken from it first, which moves midpoints down. */
 MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, const moe_cast_ *cast) {
   const MOE_V(i) bits = MOE_V(casti)(x), given = MOE_V(andi)(bits, MOE_V(set1i)(0x7fffffffu));
-  const MOE_V(i) magnitude = MOE_V(ori)(given, MOE_V(set1i)(cast->away)), magic = MOE_V(set1i)(f->magic);
+  const MOE_V(i) none = MOE_V(set1i)(0u), less = MOE_V(maxi)(MOE_V(subi)(given, MOE_V(set1i)(cast->to_zero)), none);
+  const MOE_V(i) magnitude = MOE_V(ori)(less, MOE_V(set1i)(cast->away | cast->to_zero)), magic = MOE_V(set1i)(f->magic);
   const MOE_V(i) odd = MOE_V(andi)(MOE_V(srli)(magnitude, f->shift), MOE_V(set1i)(1u));
-  const MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->bits - 1);
+  MOE_V(i) sign = MOE_V(slli)(MOE_V(srli)(bits, 31), f->sign);
   const MOE_V(f) tiny = MOE_V(add)(MOE_V(castf)(magnitude), MOE_V(castf)(magic));
   const MOE_V(m) subnormal = MOE_V(lti)(magnitude, MOE_V(set1i)(f->rebias + (1u << 23)));
   const uint32_t below_half = (1u << (f->shift - 1)) - 1u;
@@ -17,6 +18,7 @@ MOE_INLINE MOE_V(i) MOE_K(encode)(MOE_V(f) x, const moe_element_format_ *f, cons
   code = MOE_V(selecti)(subnormal, MOE_V(subi)(MOE_V(casti)(tiny), magic), MOE_V(srli)(code, f->shift));
   code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(set1i)(cast->overflow), code);
   code = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(0x7f7fffffu), given), MOE_V(set1i)(cast->infinity), code);
+  if (f->nan_is_minus_zero || cast->to_zero) sign = MOE_V(selecti)(MOE_V(lti)(none, code), sign, none);
   /* A NaN from overflow has no sign. */
   const MOE_V(i) keep = MOE_V(set1i)(f->nan != 0 && f->infinity == 0 ? 0u : ~0u);
   code = MOE_V(ori)(code, MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(f->max), code), MOE_V(andi)(sign, keep), sign));
@@ -52,6 +54,10 @@ MOE_INLINE_LARGE MOE_V(f) MOE_K(fp8)(MOE_V(i) word, int at, const moe_element_fo
   x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_infinity)), x, MOE_V(set1i)(0x7f800000u));
   x = MOE_V(ori)(x, sign);
   x = MOE_V(selecti)(MOE_V(lti)(magnitude, MOE_V(set1i)(f->first_nan)), x, MOE_V(set1i)(0x7fc00000u));
+  if (f->nan_is_minus_zero) {
+    const MOE_V(i) none = MOE_V(set1i)(0u), minus = MOE_V(subi)(none, MOE_V(srli)(sign, 31));
+    x = MOE_V(selecti)(MOE_V(lti)(none, magnitude), x, MOE_V(andi)(minus, MOE_V(set1i)(0x7fc00000u)));
+  }
   return MOE_V(castf)(x);
 }
 

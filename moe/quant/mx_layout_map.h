@@ -76,44 +76,6 @@ MOE_FN int64_t moe_mx_element_(moe_mx_layout layout, int64_t parts, int64_t K, i
   return moe_mx_axis_(layout, parts, K, position, 0);
 }
 
-/* Layouts of the same order agree on which element a position is. */
-MOE_FN int moe_mx_order_(moe_mx_layout layout, int64_t parts, int64_t K) {
-  if (K <= MOE_MX_WORD_) return 0;
-  switch (layout) {
-    case MOE_MX_LAYOUT_NKI_STRIDED_X4: return parts == 2 && K != MOE_MX_TILE_ ? 2 : 1;
-    case MOE_MX_LAYOUT_NKI_WRAPX: return K % MOE_MX_TILE_ == 384 ? 3 : 1;
-    case MOE_MX_LAYOUT_NKI_WRAPX_WHOLE: return 1;
-    default: return 0;
-  }
-}
-
-/* --------------------------------------------------------------------------------------------------------- strides */
-
-/* Rows of so many bytes, one for each column, and one expert after the other. */
-MOE_FN moe_mx_strides_ moe_mx_rows_of_(const moe_mx_tensor_ *s, int64_t row, int64_t group) {
-  const int64_t plane = moe_mul_(s->columns, row);
-  return (moe_mx_strides_){0, moe_mul_(s->parts, plane), plane, row, group, plane};
-}
-
-/* Where a layout puts codes and scales: PLAIN, and what is different in others. */
-MOE_FN void moe_mx_set_strides_(moe_mx_tensor_ *s) {
-  s->code = moe_mx_rows_of_(s, moe_element_bytes_(s->K, s->bits), MOE_MX_GROUP_ * s->bits / 8);
-  s->own = moe_mx_rows_of_(s, s->groups, 1);
-  switch (s->layout) {
-    case MOE_MX_LAYOUT_GPT_OSS: /* rows of gate and up alternate */
-      s->code.part = s->code.column, s->code.column = moe_mul_(s->parts, s->code.column);
-      s->own.part = s->own.column, s->own.column = moe_mul_(s->parts, s->own.column);
-      break;
-    case MOE_MX_LAYOUT_GGML: /* a scale byte before its codes */
-      s->own = moe_mx_rows_of_(s, moe_mul_(s->groups, MOE_GGML_BLOCK_), MOE_GGML_BLOCK_);
-      s->own.expert = s->own.plane, s->own.part = moe_mul_(s->E, s->own.plane);
-      s->code = s->own, s->code.first = 1;
-      s->split = s->scales_within = 1;
-      break;
-    default: break;
-  }
-}
-
 /* Whether all codes of a column are contiguous and in order, and its scale bytes. */
 MOE_FN int moe_mx_in_rows_(const moe_mx_tensor_ *s) {
   return !s->split && s->code.group == MOE_MX_GROUP_ * s->bits / 8 && s->own.group == 1;
@@ -121,20 +83,6 @@ MOE_FN int moe_mx_in_rows_(const moe_mx_tensor_ *s) {
 
 MOE_FN int64_t moe_mx_offset_(const moe_mx_strides_ *m, const moe_mx_at_ *at) {
   return m->first + at->expert * m->expert + at->part * m->part + at->column * m->column + at->group * m->group;
-}
-
-/* ----------------------------------------------------------------------------------------------------------- sizes */
-
-MOE_FN moe_mx_tensor_ moe_mx_tensor_of_shape_(moe_mx_layout layout, int bits, int64_t E, int64_t K, int64_t parts,
-                                              int64_t columns) {
-  moe_mx_tensor_ s = {0};
-  s.layout = layout, s.bits = bits;
-  s.E = E, s.K = K, s.parts = parts, s.columns = columns;
-  s.groups = moe_ceil_div_(K, MOE_MX_GROUP_);
-  s.tiles = moe_ceil_div_(K, MOE_MX_TILE_);
-  s.partitions = moe_nki_partitions_(K);
-  moe_mx_set_strides_(&s);
-  return s;
 }
 
 MOE_FN int64_t moe_mx_rows_(const moe_mx_tensor_ *s) { return moe_mul_(s->parts, s->columns); }
@@ -147,33 +95,7 @@ MOE_FN int64_t moe_nki_scale_rows_(const moe_mx_tensor_ *s) {
   return moe_mx_is_x4_(s->layout) ? moe_ceil_div_(s->partitions, 8) : s->groups;
 }
 
-MOE_FN moe_mx_bytes_ moe_mx_size_(const moe_mx_tensor_ *s) {
-  moe_mx_bytes_ bytes;
-  const int64_t rows = moe_mul_(s->E, moe_mx_rows_(s));
-  if (moe_mx_is_nki_(s->layout)) {
-    const int64_t tiles = moe_mx_is_x4_(s->layout) ? s->tiles : 1;
-    const int64_t words = moe_mx_is_x4_(s->layout) ? s->partitions : s->K / MOE_MX_WORD_;
-    bytes.codes = moe_mul4_(rows, words, tiles, s->bits / 2);
-    bytes.scales = moe_mul3_(rows, moe_nki_scale_rows_(s), tiles);
-  } else {
-    bytes.codes = moe_mul3_(s->E, s->parts, s->code.plane);
-    bytes.scales = s->scales_within ? 0 : moe_mul3_(s->E, s->parts, s->own.plane);
-  }
-  if (s->scales == MOE_MX_SCALES_TILED_128X4)
-    bytes.scales = moe_mul4_(s->E, moe_ceil_div_(moe_max_(0, moe_mx_rows_(s)), 128), moe_ceil_div_(s->groups, 4), 512);
-  return bytes;
-}
-
-/* Whether the layout has bytes, or nibbles, that belong to no element. */
-MOE_FN int moe_mx_codes_padded_(const moe_mx_tensor_ *s) {
-  return (moe_mx_is_x4_(s->layout) && s->K > MOE_MX_TILE_ && s->K % MOE_MX_TILE_ != 0) || (s->logical && s->bits == 4);
-}
-
-MOE_FN int moe_mx_scales_padded_(const moe_mx_tensor_ *s) {
-  return s->scales != MOE_MX_SCALES_OWN || (moe_mx_is_x4_(s->layout) && moe_mx_codes_padded_(s));
-}
-
-/* ------------------------------------------------------------------------------------------------------- addresses */
+/* -------------------------------------------------------------------------------------------------------- addresses */
 
 /* The index of a column's row among those of its expert. */
 MOE_FN int64_t moe_mx_row_(const moe_mx_tensor_ *s, const moe_mx_at_ *at) {

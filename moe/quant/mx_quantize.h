@@ -48,7 +48,8 @@ MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_pa
   const moe_quant_table_ *quant = job->kernels->quant;
   const moe_dtype dtype = part->dtype;
   for (int64_t i = 0, done; i < part->n; i += done * MOE_MX_GROUP_) {
-    const int64_t groups = (part->n - i) / MOE_MX_GROUP_, left = moe_min_(MOE_MX_GROUP_, part->n - i);
+    const int64_t groups = job->numbers.general ? 0 : (part->n - i) / MOE_MX_GROUP_,
+                  left = moe_min_(MOE_MX_GROUP_, part->n - i);
     char *plain = part->plain + i * moe_dtype_bytes_(dtype);
     uint8_t *codes = part->codes + moe_element_bytes_(i, job->format.bits), *scales = part->scales + i / MOE_MX_GROUP_;
     if (job->decode) done = quant->dequantize_groups[dtype](plain, codes, scales, groups, &job->numbers);
@@ -154,78 +155,5 @@ MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_worker_ *worker) 
   for (int64_t i = 0; i < all.deep; i++)
     for (int64_t at = i; at < all.count; at += all.deep) moe_mx_chunk_(job, &all, at / all.deep, i);
 }
-
-/* ------------------------------------------------------------------------------------------------------------ calls */
-
-/* What both directions check; their tensors. */
-MOE_FN moe_status moe_mx_quantize_list_(moe_context *ctx, moe_mx_quantize_job_ *job, int64_t rows, int64_t columns,
-                                        moe_tensors_ *tensors) {
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_flag_(ctx, "transposed", job->transposed));
-  MOE_TRY(moe_check_positive_(ctx, "rows", rows));
-  MOE_TRY(moe_check_positive_(ctx, "columns", columns));
-  job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
-  job->lines = job->transposed ? columns : rows, job->length = job->transposed ? rows : columns;
-  job->size = moe_dtype_bytes_(job->dtype);
-  job->code_stride = moe_element_bytes_(job->length, job->format.bits);
-  job->scale_stride = moe_ceil_div_(job->length, MOE_MX_GROUP_);
-  const int64_t plain = moe_mul3_(rows, columns, job->size);
-  const int64_t codes = moe_mul_(job->lines, job->code_stride), scales = moe_mul_(job->lines, job->scale_stride);
-  const moe_role_ plain_role = job->decode ? MOE_OUTPUT : MOE_INPUT, code_role = job->decode ? MOE_INPUT : MOE_OUTPUT;
-  const moe_tensor_ own[] = {{"plain", job->plain, plain, job->size, plain_role},
-                             {"codes", job->codes, codes, 1, code_role},
-                             {"scales", job->scales, scales, 1, code_role}};
-  return MOE_LIST_(tensors, own);
-}
-
-MOE_FN moe_status moe_quantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
-  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
-  const moe_quantize_mx_args *args = (const moe_quantize_mx_args *)call->args;
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "scale_rule", (int)args->scale_rule, MOE_SCALE_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
-  job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed;
-  job->format = moe_element_format_of_(args->element);
-  job->cast = moe_cast_scaled_(args->element, args->cast);
-  job->numbers = moe_numbers_of_(&job->format, &job->cast);
-  job->numbers.rule = moe_mx_scale_rule_(args->scale_rule, &job->format);
-  job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;
-  return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
-}
-
-MOE_FN moe_status moe_dequantize_mx_check_(moe_context *ctx, void *state, const moe_call_ *call,
-                                           moe_tensors_ *tensors) {
-  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
-  const moe_dequantize_mx_args *args = (const moe_dequantize_mx_args *)call->args;
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  job->format = moe_element_format_of_(args->element), job->cast = moe_cast_of_(args->element, 0);
-  job->numbers = moe_numbers_of_(&job->format, &job->cast);
-  job->element = args->element, job->dtype = args->dtype, job->transposed = args->transposed, job->decode = 1;
-  job->plain = (char *)args->plain;
-  job->codes = (uint8_t *)(uintptr_t)args->codes, job->scales = (uint8_t *)(uintptr_t)args->scales;
-  return moe_mx_quantize_list_(ctx, job, args->rows, args->columns, tensors);
-}
-
-MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, void *state) {
-  moe_mx_quantize_job_ *job = (moe_mx_quantize_job_ *)state;
-  const int64_t elements = job->lines * job->length,
-                out = job->decode ? elements * job->size : job->lines * job->code_stride;
-  job->kernels = moe_kernels_();
-  job->nt = !job->transposed && out >= MOE_NT_MIN_BYTES;
-  if (job->nt) job->numbers.prefetch_to = 0;
-  const int64_t part = elements / 256 / MOE_MX_ITEM_ * MOE_MX_ITEM_; /* of whole groups */
-  const int64_t item = moe_max_(MOE_MX_ITEM_, moe_min_(MOE_MX_ITEM_MOST_, part));
-  job->block = moe_min_(job->length, job->transposed ? MOE_MX_STRIP_ : item);
-  job->line_block = job->transposed ? MOE_NR : moe_max_(1, item / job->block);
-  job->blocks = moe_ceil_div_(job->length, job->block);
-  return moe_run_items_(ctx, moe_ceil_div_(job->lines, job->line_block) * job->blocks, moe_mx_quantize_item_, job);
-}
-
-static const moe_op_ moe_quantize_mx_op_ = {moe_quantize_mx_check_, NULL, moe_mx_quantize_run_, NULL, NULL};
-static const moe_op_ moe_dequantize_mx_op_ = {moe_dequantize_mx_check_, NULL, moe_mx_quantize_run_, NULL, NULL};
-MOE_OP_(moe_quantize_mx, moe_quantize_mx_args, moe_quantize_mx_op_, moe_mx_quantize_job_, .dtype = MOE_DTYPE_DEFAULT)
-MOE_OP_(moe_dequantize_mx, moe_dequantize_mx_args, moe_dequantize_mx_op_, moe_mx_quantize_job_,
-        .dtype = MOE_DTYPE_DEFAULT)
 
 #endif

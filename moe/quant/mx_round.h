@@ -4,35 +4,24 @@
 
 typedef struct moe_mx_round_ {
   int enabled;
-  moe_element_format_ format;
-  moe_scale_ rule;
+  moe_numbers_ numbers;
   moe_cast_ cast;
+  float scale; /* of all elements; 0: E8M0 scales of groups, by the rule */
 } moe_mx_round_;
-
-MOE_FN moe_status moe_mx_round_check_(moe_context *ctx, const char *name, const moe_mx_rounding *rounding) {
-  MOE_TRY(moe_check_flag_(ctx, name, rounding->enabled));
-  if (!rounding->enabled) return MOE_OK;
-  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, name, (int)rounding->scale_rule, MOE_SCALE_COUNT_));
-  if (rounding->cast & ~(uint32_t)(MOE_CAST_SATURATE | MOE_CAST_HALF_AWAY))
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, name, "has unknown bits in its cast");
-  return MOE_OK;
-}
-
-MOE_FN void moe_mx_round_init_(moe_mx_round_ *r, const moe_mx_rounding *rounding) {
-  memset(r, 0, sizeof *r);
-  if (!rounding->enabled) return;
-  r->enabled = 1;
-  r->format = moe_element_format_of_(rounding->element);
-  r->rule = moe_mx_scale_rule_(rounding->scale_rule, &r->format);
-  r->cast = moe_cast_scaled_(rounding->element, rounding->cast);
-}
 
 /* One group of at most 32. */
 MOE_FN void moe_mx_round_group_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
   uint8_t code[MOE_MX_GROUP_];
-  const uint32_t byte = moe_mx_encode_(kernels, &r->format, &r->rule, &r->cast, x, n, code);
-  moe_mx_decode_(kernels, &r->format, code, byte, x, n);
+  const moe_element_format_ *format = &r->numbers.format;
+  if (r->scale > 0) {
+    kernels->vec->scale_row(x, 1.0f / r->scale, n);
+    kernels->quant->store_codes[1](code, x, n, format, &r->cast);
+    kernels->quant->load_codes[1](x, code, n, format);
+    kernels->vec->scale_row(x, r->scale, n);
+    return;
+  }
+  const uint32_t byte = moe_mx_encode_(kernels, format, &r->numbers.rule, &r->cast, x, n, code);
+  moe_mx_decode_(kernels, format, code, byte, x, n);
 }
 
 MOE_FN void moe_mx_round_row_(const moe_kernels *kernels, const moe_mx_round_ *r, float *x, int64_t n) {
@@ -52,11 +41,15 @@ MOE_FN void moe_mx_fit_(const moe_kernels *kernels, moe_dtype dtype, float *x, i
 /* Rounds the columns of a panel of k <= 32 rows, a group each. The panel has room for an even k. */
 MOE_FN void moe_mx_round_panel_(const moe_kernels *kernels, const moe_mx_round_ *r, moe_dtype dtype, float *panel,
                                 int64_t k) {
-  float columns[MOE_NR * MOE_MX_GROUP_];
+  enum { SOME = 16 }; /* columns at a time: the stack is small */
+  float columns[SOME * MOE_MX_GROUP_];
   const int64_t pitch = MOE_MX_GROUP_ * sizeof *columns;
-  kernels->vec->transpose_words(columns, pitch, panel, MOE_NR_BYTES_, k, MOE_NR);
-  for (int64_t j = 0; j < MOE_NR; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_MX_GROUP_, k);
-  kernels->vec->transpose_words(panel, MOE_NR_BYTES_, columns, pitch, MOE_NR, k);
+  const int by_group = r->scale > 0 || !kernels->quant->round_panel(panel, k, &r->numbers);
+  for (int64_t at = 0; at < MOE_NR && by_group; at += SOME) {
+    kernels->vec->transpose_words(columns, pitch, panel + at, MOE_NR_BYTES_, k, SOME);
+    for (int64_t j = 0; j < SOME; j++) moe_mx_round_group_(kernels, r, columns + j * MOE_MX_GROUP_, k);
+    kernels->vec->transpose_words(panel + at, MOE_NR_BYTES_, columns, pitch, SOME, k);
+  }
   moe_panel_even_(k, (char *)panel);
   moe_mx_fit_(kernels, dtype, panel, k * MOE_NR);
 }
@@ -76,7 +69,7 @@ MOE_FN void moe_mx_round_rows_(const moe_kernels *kernels, const moe_mx_round_ *
   }
 }
 
-/* ------------------------------------------------------------------------------------------------------- operand B */
+/* -------------------------------------------------------------------------------------------------------- operand B */
 
 /* Another B, whose columns are rounded. */
 typedef struct moe_rounded_ {
@@ -92,6 +85,7 @@ typedef struct moe_rounded_ {
 typedef struct moe_rounded_panel_ {
   moe_panel_kind_ kind;
   char *to; /* its next row, or pair */
+  int odd;  /* k is, of the whole panel */
   int open;
   float rows[(1 + MOE_MX_GROUP_ + 1) * MOE_NR]; /* the group is from the second on */
 } moe_rounded_panel_;
@@ -101,10 +95,10 @@ MOE_FN void moe_rounded_append_(const moe_kernels *kernels, moe_rounded_panel_ *
                                 int last) {
   float *row = panel->rows + (1 + first - panel->open) * MOE_NR;
   const int pairs = panel->kind == MOE_PANEL_PAIRS;
-  const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n;
-  if (last) moe_panel_even_(n, (char *)row);
+  const int64_t n = count + panel->open, now = pairs && !last ? n - n % 2 : n, up = last && panel->odd;
+  if (up) memset(row + n * MOE_NR, 0, MOE_NR_BYTES_);
   if (pairs) kernels->gemm->pair_panel(panel->to, row, now);
-  else memcpy(panel->to, row, (size_t)((last ? moe_even_(n) : n) * MOE_NR_BYTES_));
+  else memcpy(panel->to, row, (size_t)((n + up) * MOE_NR_BYTES_));
   panel->to += now * MOE_NR_BYTES_ / (pairs ? 2 : 1);
   panel->open = n > now;
   if (panel->open) memcpy(panel->rows, row + now * MOE_NR, MOE_NR_BYTES_);
@@ -119,7 +113,7 @@ MOE_FN int moe_rounded_decode_(const moe_b_ *b, const moe_kernels *kernels, moe_
   moe_b_ inner;
   rounded->b(rounded->arg, b->expert, &inner);
   moe_rounded_panel_ panel;
-  panel.kind = kind, panel.to = to, panel.open = 0;
+  panel.kind = kind, panel.to = to, panel.odd = k % 2 != 0, panel.open = 0;
   for (int64_t at = from, end; at < from + k; at = end) {
     const int64_t segment = at / rounded->segment * rounded->segment;
     const int64_t first = segment + (at - segment) / MOE_MX_GROUP_ * MOE_MX_GROUP_;
@@ -151,6 +145,7 @@ typedef struct moe_round_tensor_ {
   const moe_mx_round_ *round;
   const char *from;
   char *to;
+  int64_t from_stride, to_stride;
   moe_dtype dtype;
   int64_t rows, length, parts; /* groups are those of a weight of so many parts in `layout` */
   moe_mx_layout layout;
@@ -168,22 +163,37 @@ MOE_FN void moe_round_tensor_group_(const moe_round_tensor_ *r, const char *from
   for (int64_t i = 0; i < n; i++) moe_store_row_(r->kernels->vec, r->dtype, to + element[i], x + i, 1);
 }
 
+/* n <= MOE_MX_STRIP_ elements of a row, by way of their codes. */
+MOE_FN void moe_round_tensor_strip_(const moe_round_tensor_ *r, const char *from, char *to, int64_t n) {
+  uint8_t codes[MOE_MX_STRIP_], scales[MOE_MX_STRIP_ / MOE_MX_GROUP_];
+  moe_mx_quantize_job_ job = {0};
+  moe_mx_part_ part = {0};
+  job.kernels = r->kernels, job.numbers = r->round->numbers, job.format = job.numbers.format, job.cast = r->round->cast;
+  part.dtype = r->dtype, part.plain = (char *)(uintptr_t)from, part.codes = codes, part.scales = scales, part.n = n;
+  part.fetch.at = part.plain;
+  if (r->round->scale > 0) {
+    float x[MOE_MX_STRIP_];
+    moe_load_row_(r->kernels->vec, r->dtype, x, from, n);
+    moe_mx_round_row_(r->kernels, r->round, x, n);
+    moe_store_row_(r->kernels->vec, r->dtype, to, x, n);
+    return;
+  }
+  moe_mx_convert_(&job, &part);
+  job.decode = 1, part.plain = to;
+  moe_mx_convert_(&job, &part);
+}
+
 MOE_FN void moe_round_tensor_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_round_tensor_ *r = (const moe_round_tensor_ *)arg;
   const int64_t size = moe_dtype_bytes_(r->dtype);
-  const char *from = r->from + item * r->length * size;
-  char *to = r->to + item * r->length * size;
+  const char *from = r->from + item * r->from_stride;
+  char *to = r->to + item * r->to_stride;
+  const int plain = r->layout == MOE_MX_LAYOUT_PLAIN || r->layout == MOE_MX_LAYOUT_NKI_1X32;
   (void)worker;
   for (int64_t at = 0, n; at < r->length; at += n) {
-    float x[MOE_NR];
-    n = moe_min_(r->layout == MOE_MX_LAYOUT_PLAIN ? MOE_NR : MOE_MX_GROUP_, r->length - at);
-    if (r->layout != MOE_MX_LAYOUT_PLAIN) {
-      moe_round_tensor_group_(r, from, to, at, n);
-      continue;
-    }
-    moe_load_row_(r->kernels->vec, r->dtype, x, from + at * size, n);
-    moe_mx_round_row_(r->kernels, r->round, x, n);
-    moe_store_row_(r->kernels->vec, r->dtype, to + at * size, x, n);
+    n = moe_min_(plain ? MOE_MX_STRIP_ : MOE_MX_GROUP_, r->length - at);
+    if (plain) moe_round_tensor_strip_(r, from + at * size, to + at * size, n);
+    else moe_round_tensor_group_(r, from, to, at, n);
   }
 }
 

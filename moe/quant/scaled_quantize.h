@@ -9,6 +9,7 @@ typedef struct moe_scaled_job_ {
   moe_numbers_ numbers;
   moe_dtype dtype;
   int decode, given, nt; /* given: scales are; nt: see MOE_NT_MIN_BYTES */
+  int powers;            /* scales are powers of two */
   int64_t rows, columns, size;
   int64_t block_rows, block_columns, across; /* across: blocks in a row */
   /* Rows and columns of an item, and items in a row. Columns are of whole blocks; so are rows if scales are
@@ -66,9 +67,12 @@ MOE_FN uint32_t moe_scaled_magnitude_(const moe_scaled_job_ *job, moe_scaled_are
   return moe_mx_finite_magnitude_(x, n);
 }
 
+/* With powers of two x becomes the next one, or stays. A quotient above one is not rounded to it: amax and `largest`
+   have 24 bits, so that it is above by more than half of the last. */
 MOE_FN float moe_scaled_scale_of_(const moe_scaled_job_ *job, uint32_t amax) {
-  const float x = moe_castf_scalar(amax) / job->largest;
-  return amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+  float x = moe_castf_scalar(amax) / job->largest;
+  x = amax == 0 ? 1.0f : x < 0x1p-126f ? 0x1p-126f : x;
+  return job->powers ? moe_castf_scalar((moe_casti_scalar(x) + 0x007fffffu) & 0x7f800000u) : x;
 }
 
 /* Computes the scales of an area: of many narrow blocks, or of one that may be wider than a strip. */
@@ -121,7 +125,7 @@ MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, cons
 MOE_FN void moe_scaled_wide_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row, int64_t column,
                              int64_t n, char *to) {
   const float factor = moe_scaled_factor_(job, row, column);
-  const int plain = factor > 0 && factor < 0x1p127f;
+  const int plain = factor > 0 && factor < 0x1p127f && !job->numbers.general;
   moe_numbers_ q = job->numbers;
   q.factor = factor, q.known = a->numbers;
   for (int64_t i = 0, done; i < n; i += done) {
@@ -191,58 +195,13 @@ MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ calls */
-
-/* What both directions check; their tensors. */
-MOE_FN moe_status moe_scaled_list_(moe_context *ctx, moe_scaled_job_ *job, moe_element element, moe_tensors_ *tensors) {
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "dtype", (int)job->dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_positive_(ctx, "rows", job->rows));
-  MOE_TRY(moe_check_positive_(ctx, "columns", job->columns));
-  if (job->block_rows < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_rows", "is negative");
-  if (job->block_columns < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "block_columns", "is negative");
-  job->format = moe_element_format_of_(element);
-  if (job->format.bits != 8) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "element", "must have 8 bits");
-  job->dtype = moe_or_(job->dtype, MOE_DTYPE_F32);
-  job->size = moe_dtype_bytes_(job->dtype);
-  job->block_rows = job->block_rows ? moe_min_(job->block_rows, job->rows) : job->rows;
-  job->block_columns = job->block_columns ? moe_min_(job->block_columns, job->columns) : job->columns;
-  job->across = moe_ceil_div_(job->columns, job->block_columns);
-  const int64_t plain = moe_mul3_(job->rows, job->columns, job->size), codes = moe_mul_(job->rows, job->columns);
-  const int64_t scales = moe_mul3_(moe_ceil_div_(job->rows, job->block_rows), job->across, 4);
-  const moe_role_ plain_role = job->decode ? MOE_OUTPUT : MOE_INPUT, code_role = job->decode ? MOE_INPUT : MOE_OUTPUT;
-  const moe_tensor_ own[] = {{"plain", job->plain, plain, job->size, plain_role},
-                             {"codes", job->codes, codes, 1, code_role},
-                             {"scales", job->scales, scales, 4, job->given ? MOE_INPUT : code_role}};
-  return MOE_LIST_(tensors, own);
-}
-
-MOE_FN moe_status moe_quantize_scaled_check_(moe_context *ctx, void *state, const moe_call_ *call,
-                                             moe_tensors_ *tensors) {
-  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
-  const moe_quantize_scaled_args *args = (const moe_quantize_scaled_args *)call->args;
-  MOE_TRY(moe_check_enum_(ctx, "element", (int)args->element, MOE_ELEMENT_COUNT_));
-  MOE_TRY(moe_check_cast_(ctx, args->cast));
-  MOE_TRY(moe_check_flag_(ctx, "scales_given", args->scales_given));
-  job->cast = moe_cast_scaled_(args->element, args->cast);
-  job->dtype = args->dtype, job->given = args->scales_given;
-  job->rows = args->rows, job->columns = args->columns;
-  job->block_rows = args->block_rows, job->block_columns = args->block_columns;
-  job->plain = (char *)(uintptr_t)args->plain, job->codes = args->codes, job->scales = args->scales;
-  return moe_scaled_list_(ctx, job, args->element, tensors);
-}
-
-MOE_FN moe_status moe_dequantize_scaled_check_(moe_context *ctx, void *state, const moe_call_ *call,
-                                               moe_tensors_ *tensors) {
-  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
-  const moe_dequantize_scaled_args *args = (const moe_dequantize_scaled_args *)call->args;
-  job->decode = 1, job->dtype = args->dtype;
-  job->rows = args->rows, job->columns = args->columns;
-  job->block_rows = args->block_rows, job->block_columns = args->block_columns;
-  job->plain = (char *)args->plain;
-  job->codes = (uint8_t *)(uintptr_t)args->codes, job->scales = (float *)(uintptr_t)args->scales;
-  return moe_scaled_list_(ctx, job, args->element, tensors);
+/* That n float scales, one in every `step`, are finite. */
+MOE_FN moe_status moe_check_float_scales_(moe_context *ctx, const char *name, const void *scales, int64_t n,
+                                          int64_t step) {
+  const float *scale = (const float *)scales;
+  for (int64_t i = 0; i < n; i += step)
+    if (!moe_is_finite_(scale + i)) return moe_check_finite_(ctx, name, scale + i);
+  return MOE_OK;
 }
 
 MOE_FN moe_status moe_quantize_scaled_check_contents_(moe_context *ctx, const void *state) {
@@ -254,34 +213,5 @@ MOE_FN moe_status moe_quantize_scaled_check_contents_(moe_context *ctx, const vo
   }
   return MOE_OK;
 }
-
-MOE_FN moe_status moe_scaled_run_(moe_context *ctx, void *state) {
-  moe_scaled_job_ *job = (moe_scaled_job_ *)state;
-  const uint8_t most = (uint8_t)job->format.max;
-  job->kernels = moe_kernels_();
-  job->numbers = moe_numbers_of_(&job->format, &job->cast);
-  job->unit = job->decode || job->given ? 1 : job->block_rows;
-  job->in_streams = !job->decode && job->unit == 1;
-  if (!job->decode && !job->given) /* a row is read twice, to find its scales and to encode it: the next row */
-    job->numbers.prefetch_to += moe_min_(1024, job->columns / MOE_MX_GROUP_);
-  job->prefetch = job->numbers.prefetch_to * MOE_MX_GROUP_ * job->size;
-  job->nt = moe_scaled_bytes_(job, moe_mul_(job->rows, job->columns)) >= MOE_NT_MIN_BYTES;
-  if (job->nt) job->numbers.prefetch_to = 0;
-  job->kernels->quant->load_codes[1](&job->largest, &most, 1, &job->format);
-  job->span = moe_max_(1, MOE_SCALED_STRIP_ / job->block_columns) * job->block_columns;
-  job->spans = moe_ceil_div_(job->columns, job->span);
-  const int64_t item = moe_max_(MOE_SCALED_ITEM_, moe_min_(MOE_SCALED_ITEM_MOST_, job->rows * job->columns / 256));
-  job->height = moe_max_(1, item / (job->unit * job->span)) * job->unit;
-  if (job->decode) job->unit = job->height;
-  return moe_run_items_(ctx, moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job);
-}
-
-static const moe_op_ moe_quantize_scaled_op_ = {moe_quantize_scaled_check_, NULL, moe_scaled_run_,
-                                                moe_quantize_scaled_check_contents_, NULL};
-static const moe_op_ moe_dequantize_scaled_op_ = {moe_dequantize_scaled_check_, NULL, moe_scaled_run_, NULL, NULL};
-MOE_OP_(moe_quantize_scaled, moe_quantize_scaled_args, moe_quantize_scaled_op_, moe_scaled_job_,
-        .dtype = MOE_DTYPE_DEFAULT)
-MOE_OP_(moe_dequantize_scaled, moe_dequantize_scaled_args, moe_dequantize_scaled_op_, moe_scaled_job_,
-        .dtype = MOE_DTYPE_DEFAULT)
 
 #endif

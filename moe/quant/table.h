@@ -6,6 +6,7 @@
 typedef struct moe_cast_ {
   uint32_t away;               /* 1: ties away from zero */
   uint32_t overflow, infinity; /* the codes of finite floats that are too large, and of infinity */
+  uint32_t to_zero;            /* 1: ties toward zero, and zeros without a sign */
 } moe_cast_;
 
 /* A rule for a group's scale byte: ((bits of amax + round) >> 23) + offset, but at least 0. */
@@ -21,6 +22,7 @@ typedef struct moe_numbers_ {
   float factor;    /* without scale bytes: the scale or, to encode, its reciprocal */
   int known;       /* without scale bytes: all are known to be finite and not to overflow */
   moe_element_format_ format;
+  int general;                   /* another element or cast than these ways are for: groups are converted one by one */
   uint32_t away;                 /* as in moe_cast_ */
   uint32_t most;                 /* the code of what is too large */
   int drop;                      /* that code is NaN, which has no sign */
@@ -101,6 +103,9 @@ typedef struct moe_quant_table_ {
                             const moe_element_format_ *format);
   /* Rows of whole vectors, 64 apart, of which n columns exist, times these columns' factors, rounded to bf16. */
   void (*scale_to_bf16)(float *panel, const float *scale, int64_t rows, int64_t n);
+  /* Rounds the columns of k <= 32 rows of an f32 panel to MX, a group each, or returns 0 where one needs the general
+     path. */
+  int (*round_panel)(float *panel, int64_t k, const moe_numbers_ *numbers);
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);

@@ -51,13 +51,13 @@ MOE_FN int moe_quantized_decode_transposed_(const moe_b_ *b, const moe_kernels *
   return 1;
 }
 
-/* MX in layouts of contiguous columns, over all of K. */
+/* Layouts of contiguous columns, over all of K. */
 MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   moe_codes_ codes[2];
   for (int64_t part = 0; part < b->parts; part++) {
     const moe_weight_tile_ tile = moe_b_tile_(b, kernels, p, part, 0, b->k);
-    codes[part] = moe_tile_columns_(&tile, NULL);
+    codes[part] = q->words ? moe_tile_columns_(&tile, NULL) : moe_tile_scaled_codes_(&tile);
     codes[part].prefetch = tile.width * codes[part].stride;
   }
   small_m->parts = b->parts;
@@ -67,15 +67,14 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
 /* Where it is in memory, unless its columns are not contiguous. */
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_ *b) {
   const moe_mx_tensor_ *s = &q->tensor;
-  const int mx = q->weight->scaling == MOE_WEIGHT_MX;
-  if (mx && (moe_mx_is_nki_(s->layout) || s->code.column < s->code.group)) return;
-  b->group = mx ? s->code.group : MOE_MX_GROUP_;
-  b->transposed = mx != transposed;
-  b->stride = mx ? s->code.column : s->parts * s->columns;
+  if (moe_mx_is_nki_(s->layout) || (q->words && s->code.column < s->code.group)) return;
+  b->group = s->code.group;
+  b->transposed = q->by_columns != transposed;
+  b->stride = q->by_columns ? s->code.column : s->parts * s->columns;
   for (int64_t p = 0; p < s->parts - q->part; p++) {
     const moe_mx_at_ at = {b->expert, q->part + p, 0, 0, NULL};
-    const int64_t plain = b->expert * s->K * b->stride + at.part * s->columns;
-    b->base[p] = (const char *)(mx ? moe_mx_group_codes_(s, &at) : s->codes + plain);
+    const int64_t plain = b->expert * s->K * s->parts * s->columns + at.part * s->columns;
+    b->base[p] = (const char *)(q->by_columns ? moe_mx_group_codes_(s, &at) : s->codes + plain);
   }
   if (transposed && b->base[1]) b->k_second = s->columns;
 }
@@ -89,10 +88,10 @@ MOE_FN void moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transp
   b->n = transposed ? q->tensor.K : columns;
   b->k = transposed ? parts * columns : q->tensor.K;
   b->decode = transposed ? moe_quantized_decode_transposed_ : moe_quantized_decode_;
-  if (!transposed && moe_is_mx_(q->weight) && !moe_mx_is_nki_(q->tensor.layout) &&
-      q->tensor.scales == MOE_MX_SCALES_OWN)
-    b->small_m = moe_quantized_small_m_;
-  if (!transposed && moe_weight_scaled_after_(q->weight)) b->format = &q->format;
+  const int after = moe_weight_scaled_after_(q->weight),
+            own = !moe_mx_is_nki_(q->tensor.layout) && q->tensor.scales == MOE_MX_SCALES_OWN;
+  if (!transposed && (q->words ? own : after && q->by_columns)) b->small_m = moe_quantized_small_m_;
+  if (!transposed && after && !q->by_columns) b->format = &q->format;
   b->source = q;
   b->expert = expert;
   moe_quantized_place_(q, transposed, b);

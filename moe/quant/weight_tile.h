@@ -194,26 +194,34 @@ MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
   else moe_tile_pack_rows_(p, panel);
 }
 
-/* ----------------------------------------------------------------------------------------------------- float scales */
+/* ------------------------------------------------------------------------------------------- scales of other blocks */
+
+/* How many elements of the tile along K, or columns, from one on are left of a block. */
+MOE_FN int64_t moe_tile_left_k_(const moe_weight_tile_ *p, int64_t i) {
+  const int64_t first = moe_is_mx_(p->q->weight) ? 0 : p->q->weight->first_k;
+  return moe_min_(p->elements - i, p->q->block_k - (first + p->element + i) % p->q->block_k);
+}
+MOE_FN int64_t moe_tile_left_n_(const moe_weight_tile_ *p, int64_t i) {
+  const int64_t first = p->q->block_n > 1 ? p->q->weight->first_column : 0;
+  return moe_min_(p->count - i, p->q->block_n - (first + p->column + i) % p->q->block_n);
+}
 
 /* The scales of the tile's row r. */
 MOE_FN void moe_tile_row_scales_(const moe_weight_tile_ *p, int64_t r, float *scale) {
   const moe_quantized_ *q = p->q;
-  const int64_t n = p->transposed ? p->elements : p->count, first = p->transposed ? p->element : p->column;
+  const int64_t n = p->transposed ? p->elements : p->count;
   for (int64_t i = 0, end; i < n; i = end) {
-    const int64_t column = p->transposed ? p->column + r : first + i,
-                  element = p->transposed ? first + i : p->element + r;
-    const float value = *moe_quantized_scale_(q, p->expert, p->part, column, element);
-    end = q->weight->scaling == MOE_WEIGHT_BLOCK ? moe_min_(n, ((first + i) / q->block + 1) * q->block - first) : n;
+    const int64_t column = p->column + (p->transposed ? r : i), element = p->element + (p->transposed ? i : r);
+    const float value = moe_quantized_scale_(q, p->kernels, p->expert, p->part, column, element);
+    end = !q->blocked ? n : i + (p->transposed ? moe_tile_left_k_(p, i) : moe_tile_left_n_(p, i));
     for (int64_t j = i; j < end; j++) scale[j] = value;
   }
 }
 
 /* How many of the tile's `rows` rows, from r on, have the same scales. */
 MOE_FN int64_t moe_tile_same_scales_(const moe_weight_tile_ *p, int64_t r, int64_t rows) {
-  const int64_t at = (p->transposed ? p->column : p->element) + r;
+  if (p->q->blocked) return p->transposed ? moe_tile_left_n_(p, r) : moe_tile_left_k_(p, r);
   switch (p->q->weight->scaling) {
-    case MOE_WEIGHT_BLOCK: return moe_min_(rows - r, p->q->block - at % p->q->block);
     case MOE_WEIGHT_STATIC:
     case MOE_WEIGHT_STATIC_PER_EXPERT: return rows - r;
     default: return 1;
@@ -239,16 +247,45 @@ MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n
 MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
   const moe_mx_tensor_ *s = &p->q->tensor;
   moe_codes_ codes = moe_tile_codes_(p);
-  codes.stride = s->parts * s->columns;
-  codes.group = MOE_MX_GROUP_;
-  codes.codes = s->codes + (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column;
+  codes.stride = p->q->by_columns ? s->code.column : s->parts * s->columns;
+  codes.group = s->code.group;
+  codes.codes =
+      s->codes + (p->q->by_columns ? ((p->expert * s->parts + p->part) * s->columns + p->column) * codes.stride +
+                                         p->element * s->bits / 8
+                                   : (p->expert * s->K + p->element) * codes.stride + p->part * s->columns + p->column);
   return codes;
+}
+
+/* A column's codes that kernels do not take; where zero points are given, less those. */
+MOE_FN void moe_tile_load_stored_(const moe_weight_tile_ *p, int64_t column, const uint8_t *codes, float *x) {
+  const moe_quantized_ *q = p->q;
+  const uint8_t *zero = q->weight->zero_points;
+  for (int64_t i = 0, n; i < p->elements; i += n) {
+    n = zero ? moe_tile_left_k_(p, i) : p->elements;
+    moe_stored_load_(p->kernels, &q->format, x + i, codes, i, n,
+                     zero ? zero[moe_quantized_scale_index_(q, p->expert, p->part, p->column + column, p->element + i)]
+                          : q->format.zero);
+  }
+}
+
+/* The same of all columns, to a panel. */
+MOE_FN void moe_tile_pack_stored_(const moe_weight_tile_ *p, const moe_codes_ *codes, float *panel) {
+  float x[MOE_DECODE_K_] = {0};
+  for (int64_t j = 0; j < (p->transposed ? p->count : p->width); j++) {
+    if (j < p->count) moe_tile_load_stored_(p, j, codes->codes + j * codes->stride, x);
+    else memset(x, 0, sizeof x);
+    if (p->transposed) memcpy(panel + j * MOE_NR, x, MOE_NR_BYTES_); /* x is 0 behind its elements */
+    else
+      for (int64_t i = 0; i < p->elements; i++) panel[i * MOE_NR + p->col + j] = x[i];
+  }
 }
 
 MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
-  if (p->transposed) p->kernels->quant->pack_codes_columns[1](panel, &codes);
-  else p->kernels->quant->pack_codes_rows[1](panel, &codes);
+  const int wide = moe_wide_(&p->q->format);
+  if (p->q->format.packed) moe_tile_pack_stored_(p, &codes, panel);
+  else if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
+  else p->kernels->quant->pack_codes_rows[wide](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
@@ -259,21 +296,21 @@ MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
    the contraction continues in the next part, no pair is in both. */
 MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
   const moe_mx_tensor_ *s = &q->tensor;
-  if (q->weight->scaling != MOE_WEIGHT_MX) return !transposed && moe_weight_scaled_after_(q->weight);
+  if (!q->words) return !transposed && moe_weight_scaled_after_(q->weight);
   if (transposed && s->columns % 2) return 0;
   return !moe_mx_is_nki_(s->layout) && moe_mx_in_rows_(s) && s->scales == MOE_MX_SCALES_OWN;
 }
 
 MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
-  const int mx = p->q->weight->scaling == MOE_WEIGHT_MX, wide = moe_wide_(&p->q->format);
-  const moe_codes_ codes = mx ? moe_tile_columns_(p, NULL) : moe_tile_scaled_codes_(p);
-  (mx != p->transposed ? p->kernels->quant->pack_pairs_columns : p->kernels->quant->pack_pairs_rows)[wide](pairs,
-                                                                                                           &codes);
+  const int wide = moe_wide_(&p->q->format);
+  const moe_codes_ codes = p->q->words ? moe_tile_columns_(p, NULL) : moe_tile_scaled_codes_(p);
+  (p->q->by_columns != p->transposed ? p->kernels->quant->pack_pairs_columns
+                                     : p->kernels->quant->pack_pairs_rows)[wide](pairs, &codes);
 }
 
 MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
   if (kind == MOE_PANEL_PAIRS) moe_tile_pack_pairs_(p, panel);
-  else if (p->q->weight->scaling == MOE_WEIGHT_MX) moe_tile_pack_mx_(p, (float *)(void *)panel);
+  else if (p->q->words) moe_tile_pack_mx_(p, (float *)(void *)panel);
   else moe_tile_pack_scaled_(p, (float *)(void *)panel);
 }
 

@@ -18,7 +18,7 @@ typedef struct moe_route_ {
   int by_weight;
   int64_t *count;       /* [chunks][E]: pairs of a chunk, then the position of its next pair */
   int32_t *seen;        /* [chunks][E]: the last token of the chunk that selects the expert */
-  int32_t *fault;       /* [chunks]: see moe_route_count_ */
+  int32_t *found;       /* [chunks]: see moe_route_count_ */
   int64_t *first;       /* [E+1]: pairs of the experts before */
   int64_t *first_block; /* [E+1] */
   uint64_t *pair;       /* [T*K]: sorted by expert, as ranks by weight whose ids are tokens */
@@ -30,10 +30,10 @@ enum { MOE_ROUTE_CHUNK_ = 512 }; /* tokens of a chunk, at least */
 MOE_FN void moe_route_layout_(void *state, moe_arena_ *arena, int64_t workers) {
   moe_route_ *route = (moe_route_ *)state;
   const int64_t E = route->args->E, pairs = moe_mul3_(route->args->T, route->args->K, 8);
-  route->chunks = moe_min_(workers, moe_ceil_div_(route->args->T, MOE_ROUTE_CHUNK_));
+  route->chunks = moe_min_(workers, moe_max_(1, moe_ceil_div_(route->args->T, MOE_ROUTE_CHUNK_)));
   route->count = (int64_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 8));
   route->seen = (int32_t *)moe_take_(arena, moe_mul3_(route->chunks, E, 4));
-  route->fault = (int32_t *)moe_take_(arena, route->chunks * 4);
+  route->found = (int32_t *)moe_take_(arena, route->chunks * 4);
   route->first = (int64_t *)moe_take_(arena, (E + 1) * 8);
   route->first_block = (int64_t *)moe_take_(arena, (E + 1) * 8);
   route->pair = (uint64_t *)moe_take_(arena, pairs);
@@ -47,27 +47,30 @@ MOE_FN int64_t moe_route_first_token_(const moe_route_ *route, int64_t chunk) {
   return chunk * share + moe_min_(chunk, extra);
 }
 
-enum { MOE_ROUTE_OUTSIDE_ = 1, MOE_ROUTE_TWICE_ = 2 };
+enum { MOE_ROUTE_OUTSIDE_ = 1, MOE_ROUTE_TWICE_ = 2 }; /* an id out of range; a token that names an expert twice */
 
 MOE_FN void moe_route_count_(void *arg, int64_t chunk, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
   const int64_t E = args->E, K = args->K, last = moe_route_first_token_(route, chunk + 1);
   int64_t *count = route->count + chunk * E;
-  int32_t *seen = route->seen + chunk * E, fault = 0;
+  int32_t *seen = route->seen + chunk * E, found = 0;
   (void)worker;
   memset(count, 0, (size_t)E * sizeof *count);
   memset(seen, 0xff, (size_t)E * sizeof *seen);
-  for (int64_t t = moe_route_first_token_(route, chunk); t < last && !fault; t++)
+  for (int64_t t = moe_route_first_token_(route, chunk); t < last; t++)
     for (int64_t k = 0; k < K; k++) {
       const int32_t e = args->expert_index[t * K + k];
       if (e == -1) continue;
-      fault = e < 0 || e >= E ? MOE_ROUTE_OUTSIDE_ : seen[e] == t ? MOE_ROUTE_TWICE_ : 0;
-      if (fault) break;
+      if (e < 0 || e >= E) {
+        found |= MOE_ROUTE_OUTSIDE_;
+        continue;
+      }
+      if (seen[e] == t) found |= MOE_ROUTE_TWICE_;
+      else count[e]++;
       seen[e] = (int32_t)t;
-      count[e]++;
     }
-  route->fault[chunk] = fault;
+  route->found[chunk] = found;
 }
 
 MOE_FN int64_t moe_route_kept_(const moe_route_ *route, int64_t e) {
@@ -78,11 +81,9 @@ MOE_FN int64_t moe_route_kept_(const moe_route_ *route, int64_t e) {
 MOE_FN moe_status moe_route_sum_(moe_context *ctx, moe_route_ *route) {
   const moe_route_blocks_args *args = route->args;
   int64_t pairs = 0, blocks = 0;
-  for (int64_t c = 0; c < route->chunks; c++) {
-    const char *what =
-        route->fault[c] == MOE_ROUTE_TWICE_ ? "names an expert twice for a token" : "has an id outside [-1,E)";
-    if (route->fault[c]) return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", what);
-  }
+  for (int64_t c = 0; c < route->chunks; c++)
+    if (route->found[c] & MOE_ROUTE_OUTSIDE_)
+      return moe_fail_(ctx, MOE_ERROR_INVALID_INDEX, "expert_index", "has an id outside [-1,E)");
   route->first[0] = route->first_block[0] = 0;
   for (int64_t e = 0; e < args->E; e++) {
     for (int64_t c = 0; c < route->chunks; c++) {
@@ -105,6 +106,17 @@ MOE_FN char *moe_route_affinity_(const moe_route_ *route, int64_t t, int64_t e) 
   return (char *)route->args->expert_affinities_masked + (t * route->args->E + e) * moe_dtype_bytes_(route->dtype);
 }
 
+/* The weight of the expert in slot k: of all slots that have it, which are from k on. */
+MOE_FN float moe_route_weight_(const moe_route_ *route, int64_t chunk, int64_t t, int64_t k) {
+  const int64_t K = route->args->K;
+  const int32_t *index = route->args->expert_index + t * K;
+  const float *weight = route->args->expert_weights + t * K;
+  float sum = weight[k];
+  for (int64_t j = k + 1; j < K && route->found[chunk] & MOE_ROUTE_TWICE_; j++)
+    if (index[j] == index[k]) sum = sum + weight[j];
+  return sum;
+}
+
 /* Work item: a chunk's affinities, as if nothing were dropped, and its pairs. */
 MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
@@ -112,39 +124,53 @@ MOE_FN void moe_route_place_(void *arg, int64_t chunk, moe_worker_ *worker) {
   const int64_t E = args->E, K = args->K, last = moe_route_first_token_(route, chunk + 1);
   const size_t row = (size_t)(E * moe_dtype_bytes_(route->dtype));
   int64_t *next = route->count + chunk * E;
+  int32_t *seen = route->seen + chunk * E;
   (void)worker;
+  memset(seen, 0xff, (size_t)E * sizeof *seen);
   for (int64_t t = moe_route_first_token_(route, chunk); t < last; t++) {
     memset(moe_route_affinity_(route, t, 0), 0, row);
     for (int64_t k = 0; k < K; k++) {
       const int32_t e = args->expert_index[t * K + k];
-      if (e < 0) continue;
-      const float *weight = args->expert_weights + t * K + k;
-      moe_store_row_(route->kernels->vec, route->dtype, moe_route_affinity_(route, t, e), weight, 1);
-      route->pair[next[e]++] = moe_rank_(*weight, t);
+      if (e < 0 || seen[e] == t) continue;
+      const float weight = moe_route_weight_(route, chunk, t, k);
+      seen[e] = (int32_t)t;
+      moe_store_row_(route->kernels->vec, route->dtype, moe_route_affinity_(route, t, e), &weight, 1);
+      route->pair[next[e]++] = moe_rank_(weight, t);
     }
   }
   if (last == args->T && !args->skip_token) memset(moe_route_affinity_(route, last, 0), 0, row);
 }
 
+/* Where blocks are written: see moe_route_blocks_args. */
+typedef struct moe_blocks_out_ {
+  int64_t B;
+  int32_t padding, *token_position_to_id, *block_to_expert, *conditions; /* padding: its id */
+} moe_blocks_out_;
+
 /* Pads blocks [block, end), which have n tokens of expert e, and sets their expert and conditions. */
-MOE_FN void moe_route_finish_blocks_(const moe_route_ *route, int64_t block, int64_t end, int64_t n, int64_t e) {
-  const moe_route_blocks_args *args = route->args;
-  const int32_t padding = args->skip_token ? -1 : (int32_t)args->T;
-  for (int64_t i = block * args->B + n; i < end * args->B; i++) args->token_position_to_id[i] = padding;
+MOE_FN void moe_blocks_finish_(const moe_blocks_out_ *out, int64_t block, int64_t end, int64_t n, int64_t e) {
+  for (int64_t i = block * out->B + n; i < end * out->B; i++) out->token_position_to_id[i] = out->padding;
   for (int64_t b = block; b < end; b++) {
-    args->block_to_expert[b] = (int32_t)e;
-    if (args->conditions) args->conditions[b] = (b - block) * args->B < n;
+    out->block_to_expert[b] = (int32_t)e;
+    if (out->conditions) out->conditions[b] = (b - block) * out->B < n;
   }
+}
+
+/* Blocks [block, N), which no expert needs. */
+MOE_FN void moe_blocks_end_(const moe_blocks_out_ *out, int64_t block, int64_t N, int64_t E) {
+  moe_blocks_finish_(out, block, N, 0, E - 1);
+  if (out->conditions) out->conditions[N] = 0;
 }
 
 /* Work item: expert e's blocks; e = E: the blocks that no expert needs. */
 MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
   const moe_route_ *route = (const moe_route_ *)arg;
   const moe_route_blocks_args *args = route->args;
+  const moe_blocks_out_ out = {args->B, args->skip_token ? -1 : (int32_t)args->T, args->token_position_to_id,
+                               args->block_to_expert, args->conditions};
   (void)worker;
   if (e == args->E) {
-    moe_route_finish_blocks_(route, route->first_block[e], args->N, 0, e - 1);
-    if (args->conditions) args->conditions[args->N] = 0;
+    moe_blocks_end_(&out, route->first_block[e], args->N, e);
     return;
   }
   const uint64_t *pair = route->pair + route->first[e];
@@ -159,7 +185,7 @@ MOE_FN void moe_route_expert_(void *arg, int64_t e, moe_worker_ *worker) {
     if (select ? pair[i] >= kept[0] : n < keep) id[n++] = (int32_t)t;
     else memset(moe_route_affinity_(route, t, e), 0, (size_t)moe_dtype_bytes_(route->dtype));
   }
-  moe_route_finish_blocks_(route, route->first_block[e], route->first_block[e + 1], n, e);
+  moe_blocks_finish_(&out, route->first_block[e], route->first_block[e + 1], n, e);
   if (args->tokens_per_expert) args->tokens_per_expert[e] = pairs;
 }
 
@@ -169,11 +195,11 @@ MOE_FN moe_status moe_route_check_(moe_context *ctx, void *state, const moe_call
   moe_route_ *route = (moe_route_ *)state;
   const moe_route_blocks_args *args = route->args = (const moe_route_blocks_args *)call->args;
   MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
+  MOE_TRY(moe_check_count_or_none_(ctx, "T", args->T));
   MOE_TRY(moe_check_count_(ctx, "E", args->E));
   MOE_TRY(moe_check_positive_(ctx, "K", args->K));
   MOE_TRY(moe_check_positive_(ctx, "B", args->B));
-  MOE_TRY(moe_check_positive_(ctx, "N", args->N));
+  MOE_TRY(moe_check_not_negative_(ctx, "N", args->N));
   MOE_TRY(moe_check_flag_(ctx, "skip_token", args->skip_token));
   MOE_TRY(moe_check_flag_(ctx, "block_per_expert", args->block_per_expert));
   MOE_TRY(moe_check_enum_(ctx, "drop_policy", (int)args->drop_policy, MOE_DROP_COUNT_));

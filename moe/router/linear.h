@@ -32,8 +32,8 @@ MOE_FN void moe_router_pack_item_(void *arg, int64_t item, moe_worker_ *worker) 
   (void)worker;
   if (w->transposed) {
     const int64_t at = item * MOE_NR, n = moe_min_(MOE_NR, w->H - at);
-    moe_pack_columns_(w->kernels, MOE_PANEL_F32, w->dtype, moe_router_panel_(w, item), w->data + at * row, row, w->E,
-                      n);
+    const moe_columns_ columns = {{w->data + at * row, NULL}, 1, row, n};
+    moe_pack_columns_(w->kernels, MOE_PANEL_F32, w->dtype, moe_router_panel_(w, item), &columns, w->E);
     return;
   }
   const int64_t chunks = moe_ceil_div_(w->H, MOE_PACK_CHUNK_), panel = item / chunks,
@@ -59,7 +59,7 @@ MOE_FN void moe_router_a_(moe_a_ *a, const void *data, moe_dtype dtype, int64_t 
 }
 
 /* Bytes from a packed row of A to the next. */
-MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->gemm->blocking.kc_bytes[MOE_PANEL_F32]; }
+MOE_FN int64_t moe_router_pitch_(const moe_kernels *kernels) { return kernels->blocking->kc_bytes[MOE_PANEL_F32]; }
 
 enum { MOE_ROUTER_ROWS_ = 96 }; /* tokens of a work item: their logits stay in cache */
 MOE_FN int64_t moe_router_items_(int64_t T) { return moe_ceil_div_(T, MOE_ROUTER_ROWS_); }

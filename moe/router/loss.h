@@ -26,18 +26,25 @@ typedef struct moe_router_loss_ {
   const moe_kernels *kernels;
   int balance;
   moe_score_function score_function;
+  int64_t begin, end;     /* the sequence's tokens */
   int64_t tokens;         /* T' */
+  int64_t sequences;      /* that have tokens that count */
   int64_t first, last;    /* the range of tokens */
   int64_t from, to;       /* the columns */
   moe_loss_each_fn_ each; /* for each token of the range that counts */
   float *gain;            /* load balance: [to - from] c*E*n_e/(K*T'^2) */
   moe_loss_token_ *token; /* [last - first] */
-  float sum;              /* of terms */
+  float sum, low;         /* of terms, see add_long; */
+  int64_t summed;         /*   how many there are already */
 } moe_router_loss_;
 
 MOE_INLINE int moe_token_counts_(const moe_router_loss_args *args, int64_t t) {
   return !args->token_mask || args->token_mask[t] != 0;
 }
+
+#define MOE_ONES_16_ 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1
+static const float moe_ones_[MOE_NR] = {MOE_ONES_16_, MOE_ONES_16_, MOE_ONES_16_, MOE_ONES_16_};
+#undef MOE_ONES_16_
 
 /* log x for x >= 1, or NaN or infinity. x = 2^n*m, m near 1; log m = 2*atanh(s), s = (m-1)/(m+1). Within 2 ulp. */
 MOE_FN float moe_log_(float x) {
@@ -60,23 +67,41 @@ MOE_FN float moe_log_(float x) {
 /* Scores of logits z[0..n), before they are divided. slope: their derivatives, or NULL; not for softmax. */
 MOE_FN void moe_loss_scores_(const moe_router_loss_ *loss, const float *z, int64_t n, float shift, float *score,
                              float *slope) {
+  float capped[MOE_LOSS_CHUNK_];
+  z = moe_softcap_(loss->kernels, loss->args->logit_softcap, z, capped, NULL, n);
   if (loss->score_function == MOE_SCORE_SOFTMAX) loss->kernels->router->exp_row(score, z, shift, n);
   else loss->kernels->router->score_row(score, slope, z, loss->score_function, n);
 }
 
+/* sum + the sum of x*y, or of x, over n experts: in ascending order or, of more than 16 experts, by dot products. */
+MOE_FN float moe_loss_add_products_(const moe_router_loss_ *loss, float sum, const float *x, const float *y,
+                                    int64_t n) {
+  if (loss->args->E <= MOE_DOT_CHAINS) {
+    for (int64_t i = 0; i < n; i++) sum = sum + (y ? moe_mul_scalar(x[i], y[i]) : x[i]);
+    return sum;
+  }
+  for (int64_t i = 0; i < n; i += MOE_NR)
+    sum = sum + loss->kernels->vec->dot(x + i, y ? y + i : moe_ones_, moe_min_(MOE_NR, n - i));
+  return sum;
+}
+
 MOE_FN void moe_loss_token_init_(const moe_router_loss_ *loss, const float *z, moe_loss_token_ *token) {
   float score[MOE_LOSS_CHUNK_];
-  token->shift = moe_largest_(z, loss->args->E);
+  const float largest = moe_largest_(z, loss->args->E);
+  token->shift = *moe_softcap_(loss->kernels, loss->args->logit_softcap, &largest, &token->shift, NULL, 1);
   token->total = token->term = 0.0f;
   for (int64_t e = 0; e < loss->args->E; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->args->E - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-    for (int64_t i = 0; i < n; i++) token->total = token->total + score[i];
+    token->total = moe_loss_add_products_(loss, token->total, score, NULL, n);
   }
 }
 
-/* grad += d, n elements. */
-MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, float *grad, float *d, int64_t n) {
+/* grad += d, the gradients of n logits z, which may have a softcap. */
+MOE_FN void moe_loss_add_(const moe_router_loss_ *loss, const float *z, float *grad, float *d, int64_t n) {
+  float capped[MOE_LOSS_CHUNK_], slope[MOE_LOSS_CHUNK_];
+  if (moe_softcap_(loss->kernels, loss->args->logit_softcap, z, capped, slope, n) == capped)
+    loss->kernels->vec->multiply_row(d, slope, n);
   loss->kernels->vec->add_scaled(d, grad, 1.0f, n);
   moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, grad, d, n);
 }
@@ -101,18 +126,20 @@ MOE_FN void moe_loss_each_(moe_context *ctx, moe_router_loss_ *loss, moe_loss_ea
 MOE_FN void moe_balance_gains_(void *arg, int64_t item, moe_worker_ *worker) {
   moe_router_loss_ *loss = (moe_router_loss_ *)arg;
   const moe_router_loss_args *args = loss->args;
-  const float scale = args->coefficient * (float)args->E / ((float)args->K * (float)loss->tokens * (float)loss->tokens);
+  float scale = args->coefficient * (float)args->E / ((float)args->K * (float)loss->tokens * (float)loss->tokens);
+  if (args->sequence_first) scale = scale / (float)loss->sequences;
   (void)item;
   (void)worker;
   for (int64_t from = loss->from; from < loss->to; from += MOE_LOSS_COUNTS_) {
     const int64_t to = moe_min_(from + MOE_LOSS_COUNTS_, loss->to);
     int64_t count[MOE_LOSS_COUNTS_] = {0};
-    for (int64_t t = 0; t < args->T; t++)
+    for (int64_t t = loss->begin; t < loss->end && !args->expert_counts; t++)
       for (int64_t k = 0; k < args->K && moe_token_counts_(args, t); k++) {
         const int64_t e = args->expert_index[t * args->K + k];
         if (e >= from && e < to) count[e - from]++;
       }
-    for (int64_t e = from; e < to; e++) loss->gain[e - loss->from] = scale * (float)count[e - from];
+    for (int64_t e = from; e < to; e++)
+      loss->gain[e - loss->from] = scale * (float)(args->expert_counts ? args->expert_counts[e] : count[e - from]);
   }
 }
 
@@ -123,8 +150,8 @@ MOE_FN void moe_balance_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_
   for (int64_t e = loss->from; e < loss->to; e += MOE_LOSS_CHUNK_) {
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, loss->to - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
-    for (int64_t i = 0; i < n; i++)
-      token->term = token->term + moe_mul_scalar(loss->gain[e - loss->from + i], score[i] / token->total);
+    for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total;
+    token->term = moe_loss_add_products_(loss, token->term, score, loss->gain + e - loss->from, n);
   }
 }
 
@@ -138,7 +165,7 @@ MOE_FN void moe_balance_grad_(const moe_router_loss_ *loss, int64_t t, moe_loss_
     moe_loss_scores_(loss, z + e, n, token->shift, score, slope);
     const float *d = loss->score_function == MOE_SCORE_SOFTMAX ? score : slope;
     for (int64_t i = 0; i < n; i++) score[i] = d[i] / token->total * (loss->gain[e - loss->from + i] - token->term);
-    moe_loss_add_(loss, loss->args->router_logits_grad + row + e, score, n);
+    moe_loss_add_(loss, z + e, loss->args->router_logits_grad + row + e, score, n);
   }
 }
 
@@ -169,81 +196,8 @@ MOE_FN void moe_z_term_(const moe_router_loss_ *loss, int64_t t, moe_loss_token_
     const int64_t n = moe_min_(MOE_LOSS_CHUNK_, args->E - e);
     moe_loss_scores_(loss, z + e, n, token->shift, score, NULL);
     for (int64_t i = 0; i < n; i++) score[i] = score[i] / token->total * gain;
-    moe_loss_add_(loss, args->router_logits_grad + t * args->E + e, score, n);
+    moe_loss_add_(loss, z + e, args->router_logits_grad + t * args->E + e, score, n);
   }
 }
-
-/* -------------------------------------------------------------------------------------------------------- operation */
-
-/* Work items, the only ones. Sums are taken by one worker, tokens in ascending order. */
-MOE_FN void moe_loss_sum_(void *arg, int64_t item, moe_worker_ *worker) {
-  moe_router_loss_ *loss = (moe_router_loss_ *)arg;
-  (void)item;
-  (void)worker;
-  for (int64_t t = loss->first; t < loss->last; t++)
-    if (moe_token_counts_(loss->args, t)) loss->sum = loss->sum + loss->token[t - loss->first].term;
-}
-
-MOE_FN void moe_loss_finish_(void *arg, int64_t item, moe_worker_ *worker) {
-  moe_router_loss_ *loss = (moe_router_loss_ *)arg;
-  (void)item;
-  (void)worker;
-  if (!loss->balance && loss->tokens > 0) loss->sum = loss->args->coefficient * (loss->sum / (float)loss->tokens);
-  moe_store_row_(loss->kernels->vec, MOE_DTYPE_F32, loss->args->loss, &loss->sum, 1);
-}
-
-MOE_FN moe_status moe_loss_run_(moe_context *ctx, void *state) {
-  moe_router_loss_ *loss = (moe_router_loss_ *)state;
-  const moe_router_loss_args *args = loss->args;
-  moe_loss_token_ token[MOE_LOSS_TOKENS_];
-  float gain[MOE_LOSS_EXPERTS_];
-  loss->token = token;
-  loss->gain = gain;
-  for (int64_t t = 0; t < args->T; t++) loss->tokens += moe_token_counts_(args, t);
-  for (loss->first = 0; loss->first < args->T && loss->tokens > 0; loss->first = loss->last) {
-    loss->last = moe_min_(loss->first + MOE_LOSS_TOKENS_, args->T);
-    if (loss->balance) moe_balance_each_(ctx, loss, moe_balance_term_);
-    else moe_loss_each_(ctx, loss, moe_z_term_);
-    moe_run_items_(ctx, 1, moe_loss_sum_, loss);
-    if (loss->balance && args->router_logits_grad) moe_balance_each_(ctx, loss, moe_balance_grad_);
-  }
-  return moe_run_items_(ctx, 1, moe_loss_finish_, loss);
-}
-
-MOE_FN moe_status moe_loss_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
-  moe_router_loss_ *loss = (moe_router_loss_ *)state;
-  const moe_router_loss_args *args = loss->args = (const moe_router_loss_args *)call->args;
-  const int balance = loss->balance = call->kind == MOE_LOSS_BALANCE_;
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
-  MOE_TRY(moe_check_count_(ctx, "E", args->E));
-  MOE_TRY(moe_check_finite_(ctx, "coefficient", &args->coefficient));
-  if (balance) {
-    MOE_TRY(moe_check_positive_(ctx, "K", args->K));
-    if (args->K > args->E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
-    MOE_TRY(moe_check_enum_(ctx, "score_function", (int)args->score_function, MOE_SCORE_COUNT_));
-  }
-  loss->kernels = moe_kernels_();
-  loss->score_function = balance ? args->score_function : MOE_SCORE_SOFTMAX;
-  const int64_t logits = moe_mul3_(args->T, args->E, 4), picked = balance ? moe_mul3_(args->T, args->K, 4) : 0;
-  const moe_tensor_ own[] = {
-      {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
-      {"expert_index", balance ? args->expert_index : NULL, picked, 4, balance ? MOE_INPUT : MOE_INPUT_OPTIONAL},
-      {"token_mask", args->token_mask, args->T, 1, MOE_INPUT_OPTIONAL},
-      {"loss", args->loss, 4, 4, MOE_OUTPUT},
-      {"router_logits_grad", args->router_logits_grad, logits, 4, MOE_OUTPUT_OPTIONAL},
-  };
-  return MOE_LIST_(tensors, own);
-}
-
-MOE_FN moe_status moe_loss_check_contents_(moe_context *ctx, const void *state) {
-  const moe_router_loss_ *loss = (const moe_router_loss_ *)state;
-  const moe_router_loss_args *args = loss->args;
-  return loss->balance ? moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E) : MOE_OK;
-}
-
-static const moe_op_ moe_loss_op_ = {moe_loss_check_, NULL, moe_loss_run_, moe_loss_check_contents_, NULL};
-MOE_OP_(moe_router_load_balance_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_BALANCE_)
-MOE_OP_(moe_router_z_loss, moe_router_loss_args, moe_loss_op_, moe_router_loss_, .kind = MOE_LOSS_Z_)
 
 #endif

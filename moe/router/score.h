@@ -1,31 +1,6 @@
-/* What the router's forward, backward and losses share: checks and the softmax. */
+/* What the router's forward, backward and losses share. */
 #ifndef MOE_ROUTER_SCORE_H
 #define MOE_ROUTER_SCORE_H
-
-/* E experts, k of them per token. */
-MOE_FN moe_status moe_check_router_(moe_context *ctx, const moe_router_config *config, int64_t E, int64_t K) {
-  MOE_TRY(moe_check_count_(ctx, "E", E));
-  MOE_TRY(moe_check_positive_(ctx, "K", K));
-  MOE_TRY(moe_check_enum_(ctx, "config.score_function", (int)config->score_function, MOE_SCORE_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "config.score_order", (int)config->score_order, MOE_SCORE_ORDER_COUNT_));
-  MOE_TRY(moe_check_flag_(ctx, "config.renormalize", config->renormalize));
-  MOE_TRY(moe_check_finite_(ctx, "config.renormalize_epsilon", &config->renormalize_epsilon));
-  if (config->renormalize_epsilon < 0.0f)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.renormalize_epsilon", "is negative");
-  MOE_TRY(moe_check_finite_(ctx, "config.routed_scaling_factor", &config->routed_scaling_factor));
-  if (config->num_groups < 0) return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.num_groups", "is negative");
-  if (config->topk_groups < (config->num_groups > 0) || config->topk_groups > config->num_groups)
-    return moe_fail_(ctx, MOE_ERROR_INVALID_OPTION, "config.topk_groups",
-                     "must be between 1 and num_groups, or 0 like it");
-  if (K > E) return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds E");
-  if (config->num_groups > 0) {
-    if (E % config->num_groups != 0)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "E", "is not divisible by config.num_groups");
-    if (K > E / config->num_groups * config->topk_groups)
-      return moe_fail_(ctx, MOE_ERROR_INVALID_SHAPE, "K", "exceeds the experts of config.topk_groups groups");
-  }
-  return MOE_OK;
-}
 
 MOE_FN moe_status moe_check_expert_index_(moe_context *ctx, const int32_t *index, int64_t n, int64_t E) {
   for (int64_t i = 0; i < n; i++)
@@ -60,6 +35,14 @@ MOE_FN float moe_sum_(const float *x, int64_t n) {
   return sum;
 }
 
+/* Logits with the softcap, if there is one, in `room`; slope: its derivatives, or NULL. */
+MOE_FN const float *moe_softcap_(const moe_kernels *kernels, float cap, const float *z, float *room, float *slope,
+                                 int64_t n) {
+  if (cap <= 0.0f) return z;
+  kernels->router->softcap_row(room, slope, z, cap, n);
+  return room;
+}
+
 /* y = e^(x - the largest x), not yet divided by their sum, which is returned. */
 MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
   kernels->router->exp_row(y, x, moe_largest_(x, n), n);
@@ -69,13 +52,6 @@ MOE_FN float moe_softmax_terms_(const moe_kernels *kernels, float *y, const floa
 MOE_FN void moe_softmax_(const moe_kernels *kernels, float *y, const float *x, int64_t n) {
   const float sum = moe_softmax_terms_(kernels, y, x, n);
   for (int64_t i = 0; i < n; i++) y[i] = y[i] / sum;
-}
-
-/* H x E elements must fit, also if H is rounded up. */
-MOE_FN moe_status moe_check_router_weight_(moe_context *ctx, int64_t H, int64_t E) {
-  MOE_TRY(moe_check_positive_(ctx, "H", H));
-  return moe_mul3_(H, E, 8) >= 0 ? MOE_OK
-                                 : moe_fail_(ctx, MOE_ERROR_OVERFLOW, "H", "times E overflows the address space");
 }
 
 #endif

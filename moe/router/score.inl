@@ -29,5 +29,16 @@ MOE_FN void MOE_K(score_row)(float *y, float *dy, const float *x, moe_score_func
   }
 }
 
+MOE_FN void MOE_K(softcap_row)(float *y, float *dy, const float *x, float cap, int64_t n) {
+  for (int64_t i = 0; i < n; i += MOE_W) {
+    const int64_t left = moe_min_(n - i, MOE_W);
+    MOE_V(f) t, slope;
+    MOE_K(tanh)(MOE_V(div)(MOE_V(loadn)(x + i, left), MOE_V(set1)(cap)), &t, &slope);
+    MOE_V(storen)(y + i, MOE_V(mul)(MOE_V(set1)(cap), t), left);
+    if (dy) MOE_V(storen)(dy + i, slope, left);
+  }
+}
+
 /* Their table. */
-static const moe_router_table_ MOE_K(router_table) = {.exp_row = MOE_K(exp_row), .score_row = MOE_K(score_row)};
+static const moe_router_table_ MOE_K(router_table) = {
+    .exp_row = MOE_K(exp_row), .score_row = MOE_K(score_row), .softcap_row = MOE_K(softcap_row)};

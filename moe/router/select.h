@@ -50,32 +50,31 @@ MOE_INLINE void moe_sort_best_(uint64_t *best, int64_t n) {
   }
 }
 
-/* A group's score: the sum of its two best values. */
-MOE_FN float moe_group_score_(const float *value, int64_t n) {
-  uint64_t best[2];
-  int64_t count = 0;
-  const int64_t k = moe_min_(n, 2);
-  for (int64_t i = 0; i < n; i++) moe_offer_(best, &count, k, moe_rank_(value[i], i));
-  moe_sort_best_(best, k);
-  return n == 1 ? value[0] : value[moe_rank_id_(best[0])] + value[moe_rank_id_(best[1])];
+/* A group's score: its best value, or the sum of its two best. No rank is 0. */
+MOE_FN float moe_group_score_(moe_group_score score, const float *value, int64_t n) {
+  uint64_t best = 0, second = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const uint64_t rank = moe_rank_(value[i], i);
+    if (rank > best) second = best, best = rank;
+    else if (rank > second) second = rank;
+  }
+  const float most = value[moe_rank_id_(best)];
+  return n == 1 || score == MOE_GROUP_SCORE_MAX ? most : most + value[moe_rank_id_(second)];
 }
 
 /* best[0..k): the ranks of the k best values, best first; of the topk_groups best groups only, if there are groups.
    groups: room for topk_groups ranks. */
 MOE_FN void moe_select_(const moe_router_config *config, const float *value, int64_t n, int64_t k, uint64_t *groups,
                         uint64_t *best) {
+  const int64_t grouped = config->num_groups, size = grouped ? n / grouped : n,
+                kept = grouped ? config->topk_groups : 1;
   int64_t count = 0;
-  if (config->num_groups == 0) {
-    for (int64_t i = 0; i < n; i++) moe_offer_(best, &count, k, moe_rank_(value[i], i));
-  } else {
-    const int64_t size = n / config->num_groups, kept = config->topk_groups;
-    for (int64_t g = 0; g < config->num_groups; g++)
-      moe_offer_(groups, &count, kept, moe_rank_(moe_group_score_(value + g * size, size), g));
-    count = 0;
-    for (int64_t i = 0; i < kept; i++)
-      for (int64_t j = moe_rank_id_(groups[i]) * size, end = j + size; j < end; j++)
-        moe_offer_(best, &count, k, moe_rank_(value[j], j));
-  }
+  for (int64_t g = 0; g < grouped; g++)
+    moe_offer_(groups, &count, kept, moe_rank_(moe_group_score_(config->group_score, value + g * size, size), g));
+  count = 0;
+  for (int64_t i = 0; i < kept; i++)
+    for (int64_t j = grouped ? moe_rank_id_(groups[i]) * size : 0, end = j + size; j < end; j++)
+      moe_offer_(best, &count, k, moe_rank_(value[j], j));
   moe_sort_best_(best, k);
 }
 

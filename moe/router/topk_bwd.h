@@ -19,6 +19,7 @@ typedef struct moe_router_bwd_scratch_ {
   char *a_packed;                     /* of dz*W^T */
   float *xt;                          /* of x^T*dz */
   float *dz, *p, *row;                /* [E] */
+  float *capped, *cap_slope;          /* [E], with a softcap */
   float *z, *dw, *s, *slope, *direct; /* [K], of the slots that have an expert */
   int32_t *expert;                    /* [K] */
 } moe_router_bwd_scratch_;
@@ -32,6 +33,9 @@ MOE_FN void moe_router_bwd_scratch_layout_(const moe_router_bwd_ *bwd, moe_arena
   scratch->dz = (float *)moe_take_(arena, row);
   scratch->p = (float *)moe_take_(arena, row);
   scratch->row = (float *)moe_take_(arena, row);
+  const int64_t capped = bwd->args->config.logit_softcap > 0.0f ? row : 0;
+  scratch->capped = (float *)moe_take_(arena, capped);
+  scratch->cap_slope = (float *)moe_take_(arena, capped);
   scratch->z = (float *)moe_take_(arena, slots);
   scratch->dw = (float *)moe_take_(arena, slots);
   scratch->s = (float *)moe_take_(arena, slots);
@@ -45,28 +49,11 @@ MOE_FN void moe_router_bwd_scratch_at_(const moe_router_bwd_ *bwd, int64_t worke
   moe_router_bwd_scratch_layout_(bwd, &arena, scratch);
 }
 
-/* Work items that run at a time, at most: those of tokens, or those of the weight's and the bias's gradient. */
-MOE_FN int64_t moe_router_bwd_items_(const moe_router_topk_bwd_args *args) {
-  const int64_t panels = moe_add_(moe_ceil_div_(args->H, MOE_NR), 1);
-  return moe_max_(moe_router_items_(args->T), moe_mul_(panels, moe_ceil_div_(args->E, MOE_NR)));
-}
+/* -------------------------------------------------------------------------------------------------------- one token */
 
-MOE_FN void moe_router_bwd_layout_(void *state, moe_arena_ *arena, int64_t workers) {
-  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
-  moe_router_bwd_scratch_ scratch;
-  moe_arena_ one = {NULL, 0};
-  bwd->weight.panels = NULL;
-  if (bwd->dx) bwd->weight.panels = (float *)moe_take_(arena, moe_router_weight_bytes_(&bwd->weight));
-  moe_router_bwd_scratch_layout_(bwd, &one, &scratch);
-  bwd->scratch_bytes = one.used;
-  bwd->workers = (char *)moe_take_(arena, moe_mul_(moe_min_(workers, moe_router_bwd_items_(bwd->args)), one.used));
-}
-
-/* ------------------------------------------------------------------------------------------------------- one token */
-
-/* Finds the slots of token t that have an expert, their logits and dw. Returns how many. */
-MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch,
-                                         int64_t t) {
+/* Finds the slots of token t that have an expert, their logits, of z, and dw. Returns how many. */
+MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t,
+                                         const float *z) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const char *affinities_grad = (const char *)args->expert_affinities_masked_grad;
   const int64_t size = moe_dtype_bytes_(bwd->affinity_dtype);
@@ -75,7 +62,7 @@ MOE_FN int64_t moe_router_bwd_unscatter_(const moe_router_bwd_ *bwd, const moe_r
     const int32_t e = args->expert_index[t * args->K + k];
     if (e < 0) continue;
     scratch->expert[n] = e;
-    scratch->z[n] = args->router_logits[t * args->E + e];
+    scratch->z[n] = z[e];
     if (args->expert_weights_grad) scratch->dw[n] = args->expert_weights_grad[t * args->K + k];
     else
       moe_load_row_(bwd->kernels->vec, bwd->affinity_dtype, &scratch->dw[n], affinities_grad + (t * args->E + e) * size,
@@ -125,10 +112,14 @@ MOE_FN void moe_router_bwd_weights_(const moe_router_bwd_ *bwd, const moe_router
 
 MOE_FN void moe_router_bwd_token_(const moe_router_bwd_ *bwd, const moe_router_bwd_scratch_ *scratch, int64_t t) {
   const moe_router_topk_bwd_args *args = bwd->args;
-  const int64_t E = args->E, n = moe_router_bwd_unscatter_(bwd, scratch, t);
+  const int64_t E = args->E;
+  const float *z = moe_softcap_(bwd->kernels, args->config.logit_softcap, args->router_logits + t * E, scratch->capped,
+                                scratch->cap_slope, E);
+  const int64_t n = moe_router_bwd_unscatter_(bwd, scratch, t, z);
   const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_LOGITS_GRAD) != 0;
   float *out = args->router_logits_grad + t * E;
-  if (n > 0) moe_router_bwd_weights_(bwd, scratch, args->router_logits + t * E, n);
+  if (n > 0) moe_router_bwd_weights_(bwd, scratch, z, n);
+  if (n > 0 && z == scratch->capped) bwd->kernels->vec->multiply_row(scratch->dz, scratch->cap_slope, E);
   if (accumulate) moe_load_row_(bwd->kernels->vec, MOE_DTYPE_F32, scratch->row, out, E);
   else memset(scratch->row, 0, (size_t)E * sizeof *scratch->row);
   if (n > 0) bwd->kernels->vec->add_scaled(scratch->row, scratch->dz, moe_router_factor_(&args->config), E);
@@ -165,95 +156,11 @@ MOE_FN void moe_router_bwd_bias_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_router_topk_bwd_args *args = bwd->args;
   const int64_t at = item * MOE_NR, n = moe_min_(MOE_NR, args->E - at);
   char *out = (char *)args->router_bias_grad + at * moe_dtype_bytes_(bwd->weight_grad_dtype);
-  float sum[MOE_NR] = {0};
+  float sum[MOE_NR] = {0}, low[MOE_NR] = {0};
   (void)worker;
-  for (int64_t t = 0; t < args->T; t++)
-    bwd->kernels->vec->add_scaled(sum, args->router_logits_grad + t * args->E + at, 1.0f, n);
+  bwd->kernels->vec->add_long(sum, low, args->router_logits_grad + at, args->E, NULL, 0, args->T, n);
   moe_store_sum_(bwd->kernels, out, bwd->weight_grad_dtype, sum, n,
                  (args->accumulate & MOE_ACCUMULATE_ROUTER_BIAS_GRAD) != 0);
 }
-
-/* -------------------------------------------------------------------------------------------------------- operation */
-
-MOE_FN moe_status moe_router_bwd_check_(moe_context *ctx, void *state, const moe_call_ *call, moe_tensors_ *tensors) {
-  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
-  const moe_router_topk_bwd_args *args = bwd->args = (const moe_router_topk_bwd_args *)call->args;
-  const uint32_t known = MOE_ACCUMULATE_HIDDEN_STATES_GRAD | MOE_ACCUMULATE_ROUTER_LOGITS_GRAD |
-                         MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD | MOE_ACCUMULATE_ROUTER_BIAS_GRAD;
-  const int products = call->query && args->H > 0; /* a query has H only */
-  bwd->dx = products || args->hidden_states_grad;
-  bwd->dw = products || args->router_weight_grad;
-  MOE_TRY(moe_check_context_(ctx));
-  MOE_TRY(moe_check_count_(ctx, "T", args->T));
-  MOE_TRY(moe_check_router_(ctx, &args->config, args->E, args->K));
-  if (bwd->dx || bwd->dw) MOE_TRY(moe_check_router_weight_(ctx, args->H, args->E));
-  MOE_TRY(moe_check_enum_(ctx, "affinity_dtype", (int)args->affinity_dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_enum_(ctx, "weight_grad_dtype", (int)args->weight_grad_dtype, MOE_DTYPE_COUNT_));
-  MOE_TRY(moe_check_accumulate_(ctx, args->accumulate, known));
-  bwd->kernels = moe_kernels_();
-  bwd->dtype = call->dtype;
-  bwd->affinity_dtype = moe_or_(args->affinity_dtype, MOE_DTYPE_F32);
-  bwd->weight_grad_dtype = moe_or_(args->weight_grad_dtype, call->dtype);
-  bwd->weight =
-      (moe_router_weight_){bwd->kernels, (const char *)args->router_weight, call->dtype, args->H, args->E, 1, NULL};
-  const int64_t T = args->T, E = args->E, H = bwd->dx || bwd->dw ? args->H : 1, size = moe_dtype_bytes_(bwd->dtype);
-  const int64_t grad_size = moe_dtype_bytes_(bwd->weight_grad_dtype),
-                affinity_size = moe_dtype_bytes_(bwd->affinity_dtype);
-  const int64_t logits = moe_mul3_(T, E, 4);
-  const moe_role_ x_role = bwd->dw ? MOE_INPUT : MOE_INPUT_OPTIONAL,
-                  weight_role = bwd->dx ? MOE_INPUT : MOE_INPUT_OPTIONAL;
-  const void *affinities_grad = args->expert_weights_grad ? NULL : args->expert_affinities_masked_grad;
-  const moe_tensor_ own[] = {
-      {"hidden_states", bwd->dw ? args->hidden_states : NULL, moe_mul3_(T, H, size), size, x_role},
-      {"router_weight", bwd->dx ? args->router_weight : NULL, moe_mul3_(H, E, size), size, weight_role},
-      {"router_logits", args->router_logits, logits, 4, MOE_INPUT},
-      {"expert_index", args->expert_index, moe_mul3_(T, args->K, 4), 4, MOE_INPUT},
-      {"expert_weights_grad", args->expert_weights_grad, moe_mul3_(T, args->K, 4), 4,
-       affinities_grad ? MOE_INPUT_OPTIONAL : MOE_INPUT},
-      {"expert_affinities_masked_grad", affinities_grad, moe_mul3_(T, E, affinity_size), affinity_size,
-       MOE_INPUT_OPTIONAL},
-      {"router_logits_grad", args->router_logits_grad, logits, 4, MOE_OUTPUT},
-      {"router_weight_grad", args->router_weight_grad, moe_mul3_(H, E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
-      {"router_bias_grad", args->router_bias_grad, moe_mul_(E, grad_size), grad_size, MOE_OUTPUT_OPTIONAL},
-      {"hidden_states_grad", args->hidden_states_grad, moe_mul3_(T, H, size), size, MOE_OUTPUT_OPTIONAL},
-  };
-  return MOE_LIST_(tensors, own);
-}
-
-MOE_FN moe_status moe_router_bwd_check_contents_(moe_context *ctx, const void *state) {
-  const moe_router_topk_bwd_args *args = ((const moe_router_bwd_ *)state)->args;
-  return moe_check_expert_index_(ctx, args->expert_index, args->T * args->K, args->E);
-}
-
-MOE_FN moe_status moe_router_bwd_run_(moe_context *ctx, void *state) {
-  moe_router_bwd_ *bwd = (moe_router_bwd_ *)state;
-  const moe_router_topk_bwd_args *args = bwd->args;
-  const int accumulate = (args->accumulate & MOE_ACCUMULATE_ROUTER_WEIGHT_GRAD) != 0;
-  moe_work_ last[] = {{0, moe_router_bwd_xt_, bwd, NULL}, {0, moe_router_bwd_bias_, bwd, NULL}};
-  if (bwd->dw) {
-    /* Two panels of x per item halve the packing of dz, if there are items enough for all workers. */
-    const int64_t panels = args->H / MOE_NR >= 4 * moe_workers_(ctx) ? MOE_XT_ROWS_ : 1;
-    const char *x = (const char *)args->hidden_states;
-    char *out = (char *)args->router_weight_grad;
-    bwd->xt = (moe_router_xt_){
-        bwd->kernels,           args->T,    args->H, args->E, x, bwd->dtype, args->router_logits_grad, out,
-        bwd->weight_grad_dtype, accumulate, panels};
-    last[0].count = moe_router_xt_items_(&bwd->xt);
-  }
-  if (args->router_bias_grad) last[1].count = moe_ceil_div_(args->E, MOE_NR);
-  if (bwd->dx) moe_router_pack_(ctx, &bwd->weight);
-  moe_run_items_(ctx, moe_router_items_(args->T), moe_router_bwd_tokens_, bwd);
-  moe_run_(ctx, last, 2);
-  return MOE_OK;
-}
-
-static const moe_op_ moe_router_bwd_op_ = {moe_router_bwd_check_, moe_router_bwd_layout_, moe_router_bwd_run_,
-                                           moe_router_bwd_check_contents_, NULL};
-
-#define MOE_DEFINE_ROUTER_BWD_(name, type, NAME)                                                               \
-  MOE_OP_WORKSPACE_(moe_router_topk_bwd_##name, moe_router_topk_bwd_args, moe_router_bwd_op_, moe_router_bwd_, \
-                    .dtype = MOE_DTYPE_##NAME)
-MOE_DTYPE_LIST(MOE_DEFINE_ROUTER_BWD_)
-#undef MOE_DEFINE_ROUTER_BWD_
 
 #endif

@@ -13,14 +13,14 @@
 
 /* The storage type of the current inclusion: 2 bytes, or f32; and whether it is the upper 16 bits of a float. */
 #define MOE_FORMAT_TYPE  MOE_CAT(MOE_CAT(moe_format_, MOE_FORMAT), _)
-#define MOE_FORMAT_UPPER moe_is_upper_((moe_dtype)MOE_CAT(MOE_CAT(MOE_FORMAT_, MOE_FORMAT), _))
+#define MOE_FORMAT_UPPER MOE_IS_UPPER_((moe_dtype)MOE_CAT(MOE_CAT(MOE_FORMAT_, MOE_FORMAT), _))
 #define MOE_FORMAT_OF_(name, type, NAME)            \
   typedef type moe_format_##name##_;                \
   enum { MOE_FORMAT_##name##_ = MOE_DTYPE_##NAME }; \
   _Static_assert(sizeof(type) == 2 || MOE_DTYPE_##NAME == MOE_DTYPE_F32, #name " does not have 2 bytes");
 MOE_DTYPE_LIST(MOE_FORMAT_OF_)
 #undef MOE_FORMAT_OF_
-MOE_INLINE int moe_is_upper_(moe_dtype dtype) { return dtype == MOE_DTYPE_BF16; }
+#define MOE_IS_UPPER_(dtype) ((dtype) == MOE_DTYPE_BF16) /* a macro: what is not for a format, is not compiled */
 
 /* An instruction set's blocking numbers (gemm/blocking.h), and its vocabulary's. */
 #define MOE_N(name)          MOE_CAT(MOE_##name##_, MOE_ISA)

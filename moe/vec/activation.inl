@@ -24,6 +24,18 @@ MOE_INLINE MOE_K(act) MOE_K(gelu_tanh)(MOE_V(f) x) {
   return MOE_K(sigmoid_unit)(x, z, dz);
 }
 
+/* a*tanh(x/a)*s(x) */
+MOE_INLINE MOE_K(act) MOE_K(situ)(MOE_V(f) x, MOE_V(f) a) {
+  MOE_V(f) t, slope, s, c;
+  MOE_K(act) r;
+  MOE_K(tanh)(MOE_V(div)(x, a), &t, &slope);
+  MOE_K(sigmoid)(x, &s, &c);
+  t = MOE_V(mul)(a, t);
+  r.f = MOE_V(mul)(t, s);
+  r.df = MOE_V(fma)(t, MOE_V(mul)(s, c), MOE_V(mul)(slope, s));
+  return r;
+}
+
 MOE_INLINE MOE_K(act) MOE_K(gelu)(MOE_V(f) x) {
   MOE_V(f) cdf, pdf, b = MOE_V(max)(MOE_V(set1)(-20.0f), MOE_V(min)(MOE_V(set1)(20.0f), x));
   MOE_K(act) r;
@@ -42,7 +54,7 @@ MOE_INLINE MOE_K(act) MOE_K(relu)(MOE_V(f) x, int squared) {
   return r;
 }
 
-MOE_INLINE_LARGE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(f) x) {
+MOE_FN MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, MOE_V(f) x) {
   MOE_V(f) a = MOE_V(set1)(alpha);
   MOE_K(act) r;
   switch (kind) {
@@ -52,6 +64,7 @@ MOE_INLINE_LARGE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, 
     case MOE_ACT_GELU_TANH: return MOE_K(gelu_tanh)(x);
     case MOE_ACT_RELU: return MOE_K(relu)(x, 0);
     case MOE_ACT_SQUARED_RELU: return MOE_K(relu)(x, 1);
+    case MOE_ACT_SITU: return MOE_K(situ)(x, a);
     case MOE_ACT_IDENTITY:
     case MOE_ACT_COUNT_: break;
   }
@@ -62,13 +75,18 @@ MOE_INLINE_LARGE MOE_K(act) MOE_K(activation)(moe_activation kind, float alpha, 
 
 /* The activation of rows of at most 64 x, with stride 64. f and df are written in whole vectors, as if zeros followed
    x. f is multiplied by up + offset, unless up is NULL. df may be NULL. */
-MOE_INLINE_LARGE void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
+MOE_FN void MOE_K(activation_rows)(moe_activation kind, const moe_glu_ *glu, const float *x, const float *up,
                                              int64_t rows, int64_t n, float *f, float *df) {
   const MOE_V(f) offset = MOE_V(set1)(glu->up_offset);
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = moe_min_(n - i, MOE_W);
     for (int64_t at = i; at < rows * MOE_NR; at += MOE_NR) {
       MOE_K(act) a = MOE_K(activation)(kind, glu->alpha, MOE_V(loadn)(x + at, left));
+      if (glu->clamp & MOE_CLAMP_ACTIVATION_UPPER) {
+        const MOE_V(f) upper = MOE_V(set1)(glu->activation_upper);
+        a.df = MOE_V(select)(MOE_V(lt)(a.f, upper), a.df, MOE_V(set1)(0.0f));
+        a.f = MOE_V(min)(upper, a.f);
+      }
       if (up) a.f = MOE_V(mul)(a.f, MOE_V(add)(MOE_V(load)(up + at), offset));
       MOE_V(store)(f + at, a.f);
       if (df) MOE_V(store)(df + at, a.df);

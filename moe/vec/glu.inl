@@ -45,30 +45,51 @@ MOE_INLINE void MOE_K(glu_scale_row)(const moe_glu_rows_ *rows, int64_t r) {
     MOE_V(store)(m, MOE_V(mul)(MOE_V(load)(m), scale));
 }
 
+/* b*tanh(u/b) and its derivative. */
+MOE_INLINE MOE_K(act) MOE_K(up_softcap)(MOE_V(f) u, float b) {
+  MOE_K(act) r;
+  MOE_K(tanh)(MOE_V(div)(u, MOE_V(set1)(b)), &r.f, &r.df);
+  r.f = MOE_V(mul)(r.f, MOE_V(set1)(b));
+  return r;
+}
+
+/* m *= up with its softcap + offset. */
+MOE_INLINE void MOE_K(glu_softcap_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r) {
+  for (int64_t at = r * MOE_NR; at < r * MOE_NR + rows->n; at += MOE_W) {
+    const MOE_V(f) v = MOE_K(up_softcap)(MOE_V(load)(rows->up + at), glu->up_softcap).f;
+    MOE_V(store)(rows->m + at, MOE_V(mul)(MOE_V(load)(rows->m + at), MOE_V(add)(v, MOE_V(set1)(glu->up_offset))));
+  }
+}
+
 MOE_FN void MOE_K(glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
-  const int plain = MOE_K(glu_plain)(glu, rows);
+  const int plain = MOE_K(glu_plain)(glu, rows), softcap = glu->up_softcap > 0.0f && !glu->skip_gate;
   for (int64_t r = 0; r < rows->rows && !plain; r++) MOE_K(glu_products_row)(glu, rows, r);
   MOE_K(activations)
-  (glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate ? NULL : rows->up, rows->rows, rows->n, rows->m, NULL);
+  (glu, glu->skip_gate ? rows->up : rows->gate, glu->skip_gate || softcap ? NULL : rows->up, rows->rows, rows->n,
+   rows->m, NULL);
+  for (int64_t r = 0; r < rows->rows && softcap; r++) MOE_K(glu_softcap_row)(glu, rows, r);
   for (int64_t r = 0; r < rows->rows && rows->scale; r++) MOE_K(glu_scale_row)(rows, r);
 }
 
 /* f, df: the activations of a row and their derivatives. dm is read as zero in columns from n on, which so add nothing.
    */
-MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
-                                         const float *df) {
+MOE_FN float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows_ *rows, int64_t r, const float *f,
+                                     const float *df) {
   const uint32_t on = glu->clamp;
   float chains[MOE_DOT_CHAINS] = {0};
   const MOE_V(f) scale = MOE_K(glu_scale)(rows->scale, r);
   for (int64_t i = 0; i < rows->n; i += MOE_W) {
     const int64_t left = moe_min_(rows->n - i, MOE_W), at = r * MOE_NR + i;
     const MOE_V(f) dm0 = MOE_V(loadn)(rows->dm + at, left), dm = MOE_V(mul)(dm0, scale);
-    const MOE_V(f) a = MOE_V(load)(f + i), slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
+    const MOE_V(f) a = rows->act ? MOE_V(loadn)(rows->act + at, left) : MOE_V(load)(f + i);
+    const MOE_V(f) slope = MOE_V(load)(df + i), u = MOE_V(loadn)(rows->up + at, left);
     MOE_V(f) m = a, du;
     if (glu->skip_gate) {
       du = MOE_V(mul)(dm, slope);
     } else {
-      const MOE_V(f) v = MOE_V(add)(u, MOE_V(set1)(glu->up_offset));
+      MOE_K(act) up = {u, MOE_V(set1)(1.0f)};
+      if (glu->up_softcap > 0.0f) up = MOE_K(up_softcap)(u, glu->up_softcap);
+      const MOE_V(f) v = MOE_V(add)(up.f, MOE_V(set1)(glu->up_offset));
       MOE_V(f) dg = MOE_V(mul)(MOE_V(mul)(dm, v), slope);
       if (on & (MOE_CLAMP_GATE_UPPER | MOE_CLAMP_GATE_LOWER))
         dg = MOE_K(mask)(dg, MOE_V(loadn)(rows->gate + at, left), on & MOE_CLAMP_GATE_UPPER, glu->gate_upper,
@@ -76,6 +97,7 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
       MOE_V(store)(rows->dgate + at, dg);
       m = MOE_V(mul)(a, v);
       du = MOE_V(mul)(dm, a);
+      if (glu->up_softcap > 0.0f) du = MOE_V(mul)(du, up.df);
     }
     if (on & (MOE_CLAMP_UP_UPPER | MOE_CLAMP_UP_LOWER))
       du = MOE_K(mask)(du, u, on & MOE_CLAMP_UP_UPPER, glu->up_upper, on & MOE_CLAMP_UP_LOWER, glu->up_lower);
@@ -86,7 +108,19 @@ MOE_INLINE float MOE_K(glu_backward_row)(const moe_glu_ *glu, const moe_glu_rows
   return MOE_V(sum16)(chains);
 }
 
-enum { MOE_K(glu_rows) = 8 }; /* rows whose activations are computed at a time */
+/* Keeps x that are inside their limits apart from those at a limit: x < upper is at most `below`, x > lower is at least
+   `above`. */
+MOE_FN void MOE_K(keep_inside)(float *x, float upper, float below, float lower, float above, int64_t rows, int64_t n) {
+  for (int64_t r = 0; r < rows; r++, x += MOE_NR)
+    for (int64_t i = 0; i < n; i += MOE_W) {
+      MOE_V(f) v = MOE_V(load)(x + i);
+      v = MOE_V(select)(MOE_V(lt)(v, MOE_V(set1)(upper)), MOE_V(min)(MOE_V(set1)(below), v), v);
+      v = MOE_V(select)(MOE_V(lt)(MOE_V(set1)(lower), v), MOE_V(max)(MOE_V(set1)(above), v), v);
+      MOE_V(store)(x + i, v);
+    }
+}
+
+enum { MOE_K(glu_rows) = 4 }; /* rows whose activations are computed at a time */
 MOE_FN void MOE_K(glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows) {
   float f[MOE_K(glu_rows) * MOE_NR], df[MOE_K(glu_rows) * MOE_NR];
   const float *x = glu->skip_gate ? rows->up : rows->gate;

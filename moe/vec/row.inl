@@ -30,6 +30,40 @@ MOE_FN void MOE_K(add_rows)(float *sum, const int32_t *to, const float *x, const
   }
 }
 
+/* Numeric contract 4: what sums of 4 vectors lack is gathered and, from the term after MOE_LONG_SUM on, added with the
+   next term. An infinity lacks nothing. */
+MOE_FN void MOE_K(add_long)(float *sum, float *low, const float *x, int64_t stride, const float *scale, int64_t before,
+                            int64_t rows, int64_t n) {
+  enum { some = 4 };
+  const MOE_V(f) zero = MOE_V(set1)(0.0f), infinity = MOE_V(castf)(MOE_V(set1i)(0x7f800000u));
+  for (int64_t i = 0; i < n; i += some * MOE_W) {
+    MOE_V(f) s[some], lacks[some];
+    int64_t left[some];
+    MOE_UNROLL
+    for (int j = 0; j < some; j++) {
+      left[j] = moe_max_(0, moe_min_(MOE_W, n - i - j * MOE_W));
+      s[j] = MOE_V(loadn)(sum + i + j * MOE_W, left[j]), lacks[j] = MOE_V(loadn)(low + i + j * MOE_W, left[j]);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+      const int late = before + r >= MOE_LONG_SUM;
+      const MOE_V(f) factor = MOE_V(set1)(scale ? scale[r] : 1.0f);
+      MOE_UNROLL
+      for (int j = 0; j < some; j++) {
+        MOE_V(f) term = MOE_V(mul)(MOE_V(loadn)(x + r * stride + i + j * MOE_W, left[j]), factor);
+        if (late) term = MOE_V(add)(term, lacks[j]);
+        const MOE_V(f) now = MOE_V(add)(s[j], term);
+        term = MOE_V(sub)(term, MOE_V(sub)(now, s[j]));
+        term = MOE_V(select)(MOE_V(lt)(MOE_K(abs)(now), infinity), term, zero);
+        lacks[j] = late ? term : MOE_V(add)(lacks[j], term);
+        s[j] = now;
+      }
+    }
+    MOE_UNROLL
+    for (int j = 0; j < some; j++)
+      MOE_V(storen)(sum + i + j * MOE_W, s[j], left[j]), MOE_V(storen)(low + i + j * MOE_W, lacks[j], left[j]);
+  }
+}
+
 MOE_FN void MOE_K(scale_row)(float *x, float scale, int64_t n) {
   for (int64_t i = 0; i < n; i += MOE_W) {
     const int64_t left = moe_min_(n - i, MOE_W);
@@ -124,15 +158,15 @@ MOE_FN void MOE_K(transpose_tile)(void *dst, int64_t dst_stride, const void *src
 }
 
 /* Transposes bf16 columns two k at a time, which a word holds, the even one in its lower 16 bits. */
-MOE_FN void MOE_K(transpose_u16)(float *panel, const void *columns, int64_t stride, int64_t k) {
-  MOE_K(transpose_words)((char *)panel, 2 * MOE_NR_BYTES_, (const char *)columns, stride, MOE_NR, (k + 1) / 2, k);
+MOE_FN void MOE_K(transpose_u16)(float *panel, const void *columns, int64_t stride, int64_t n, int64_t k) {
+  MOE_K(transpose_words)((char *)panel, 2 * MOE_NR_BYTES_, (const char *)columns, stride, n, (k + 1) / 2, k);
 }
 
 /* The same of fp16. Even and odd columns are transposed in a square each; their lower and their upper 16 bits, joined,
    are rows of the panel. */
-MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t stride, int64_t k) {
+MOE_FN void MOE_K(transpose_fp16)(float *panel, const void *columns, int64_t stride, int64_t count, int64_t k) {
   const MOE_V(i) upper = MOE_V(set1i)(0xffff0000u);
-  for (int64_t n = 0; n < MOE_NR; n += 2 * MOE_W)
+  for (int64_t n = 0; n < count; n += 2 * MOE_W)
     for (int64_t at = 0; at < k; at += 2 * MOE_W) {
       const char *from = (const char *)columns + n * stride + at * 2;
       float *to = panel + at * MOE_NR + n;

@@ -5,6 +5,7 @@
 enum {
   MOE_NR = 64,                /* columns of a B panel; also the stride of rows of floats in scratch memory */
   MOE_NR_BYTES_ = 4 * MOE_NR, /* bytes of a row of as many words */
+  MOE_LONG_SUM = 64,          /* terms of a sum over tokens before it is compensated (numeric contract 4) */
   MOE_DOT_CHAINS = 16         /* chains of a dot product of two rows (numeric contract 4) */
 };
 

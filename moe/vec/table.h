@@ -8,7 +8,8 @@ typedef struct moe_glu_ {
   float alpha, up_offset;
   int skip_gate;
   uint32_t clamp;
-  float gate_upper, gate_lower, up_upper, up_lower;
+  float gate_upper, gate_lower, up_upper, up_lower, activation_upper;
+  float up_softcap;
 } moe_glu_;
 
 /* Rows of at most MOE_NR columns in the gated unit, with stride 64 floats. */
@@ -20,6 +21,7 @@ typedef struct moe_glu_rows_ {
   const float *scale;               /* multiplies a row's m (backward: and its dm), or NULL */
   float *m;                         /* out: scale * m */
   const float *dm;                  /* backward in: gradient of m before scale */
+  const float *act;                 /* backward in: activations to take instead of gate's, or NULL */
   float *dgate, *dup;               /* backward out; may be gate and up */
   float *dot;                       /* backward out: each row's <dm, m>, both before scale */
 } moe_glu_rows_;
@@ -29,12 +31,17 @@ typedef struct moe_vec_table_ {
   moe_store_rows_fn_ store_rows[MOE_DTYPE_COUNT_]; /* contract 5 */
   void (*glu_forward)(const moe_glu_ *glu, const moe_glu_rows_ *rows);
   void (*glu_backward)(const moe_glu_ *glu, const moe_glu_rows_ *rows); /* limits rounded to the checkpoint's type */
+  void (*keep_inside)(float *x, float upper, float below, float lower, float above, int64_t rows, int64_t n);
   void (*activate)(const moe_glu_ *glu, const float *x, float *y, float *dy, int64_t n);
   void (*add_scaled)(float *sum, const float *x, float scale, int64_t n); /* sum += scale*x */
   /* For each row of x, in order: row to[i] of sum += scale[i] * (x + bias). Both have stride 64. bias NULL: 0; scale
      NULL: 1; to NULL: all rows add to one. */
   void (*add_rows)(float *sum, const int32_t *to, const float *x, const float *bias, const float *scale, int64_t rows,
                    int64_t n);
+  /* Contract 4's sum over tokens: sum += scale[r]*x[r] for each row of x; `before` terms have been added already. low:
+     what the sum lacks, 0 to begin with. scale NULL: 1. Strides are floats */
+  void (*add_long)(float *sum, float *low, const float *x, int64_t stride, const float *scale, int64_t before,
+                   int64_t rows, int64_t n);
   void (*scale_row)(float *x, float scale, int64_t n);
   void (*multiply_row)(float *x, const float *y, int64_t n);  /* x *= y */
   void (*copy_nt)(void *dst, const void *src, int64_t bytes); /* by non-temporal stores */

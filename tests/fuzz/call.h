@@ -8,7 +8,7 @@
 #include "support/dtype.h"
 #include "support/random.h"
 
-enum { FUZZ_TENSORS = 8, FUZZ_MOST_BYTES = 1 << 18 };
+enum { FUZZ_TENSORS = 28, FUZZ_MOST_BYTES = 1 << 18 };
 
 typedef struct fuzz_tensor {
   void *field; /* the pointer in the arguments */

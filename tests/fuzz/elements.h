@@ -72,7 +72,7 @@ static void fuzz_elements(fuzz_input *in, moe_context *ctx) {
   const int bits = fuzz_conversion_bits(a.kind), element = bits <= 8 && a.kind != FUZZ_KIND_e8m0;
   if (element && !a.back) a.cast = fuzz_cast(in);
   a.n = fuzz_length(in, 0, 300, 1);
-  const int64_t narrow = bits == 4 ? a.n / 2 + a.n % 2 : a.n, size = bits > 8 ? bits / 8 : 1;
+  const int64_t narrow = bits < 8 ? a.n / 8 * bits + (a.n % 8 * bits + 7) / 8 : a.n, size = bits > 8 ? bits / 8 : 1;
   fuzz_tensor_of(&c, &a.src, 0, a.back ? narrow : a.n, a.back ? size : 4);
   fuzz_tensor_of(&c, &a.dst, 1, a.back ? a.n : narrow, a.back ? 4 : size);
   if (!fuzz_open(&c)) return;

@@ -45,7 +45,13 @@ static inline int64_t fuzz_length(fuzz_input *in, int64_t least, int64_t most, i
   return length;
 }
 
-static inline uint32_t fuzz_cast(fuzz_input *in) { return (uint32_t)fuzz_enum(in, 4); }
+/* A floating-point element, or one that nothing takes but groups. */
+static inline moe_element fuzz_element(fuzz_input *in) {
+  const moe_element element = (moe_element)fuzz_enum(in, MOE_ELEMENT_MXINT8);
+  return element == MOE_ELEMENT_MXINT8 ? MOE_ELEMENT_INT8 : element;
+}
+
+static inline uint32_t fuzz_cast(fuzz_input *in) { return (uint32_t)fuzz_enum(in, 6); }
 
 /* -1 for what does not fit. */
 static inline int64_t fuzz_times(int64_t a, int64_t b) {

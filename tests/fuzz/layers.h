@@ -79,6 +79,8 @@ static void fuzz_layer_op(fuzz_layer *l, enum problem_op op) {
   legal &= l->activation[0].good || !l->activation[0].given;
   legal &= l->activation[1].good || !l->activation[1].given || op == PROBLEM_FORWARD;
   problem_make_args(&l->p, &args), problem_make_args(&l->twin, &twin);
+  extras_give(&l->extras, &args), extras_give(&l->twin_extras, &twin);
+  legal &= !l->extras.limited || (l->extras.valid >= 0 && l->extras.valid <= l->p.o.T);
   moe_blockwise_layer *layer = op == PROBLEM_FORWARD ? &args.forward.layer : &args.backward.layer;
   fuzz_give(l, &l->p, layer), fuzz_give_activations(l, layer, &args.backward);
   fuzz_give(l, &l->twin, op == PROBLEM_FORWARD ? &twin.forward.layer : &twin.backward.layer);

@@ -29,7 +29,8 @@ static void fuzz_numbers(fuzz_call *c, const struct element *f, uint8_t *codes, 
   for (int64_t i = 0; i < n; i++) {
     const uint64_t r = test_random(&c->rng);
     const int magnitude = i % step == 0 ? f->last : (int)(r % (uint64_t)(f->last + 1));
-    element_put(f, codes, i, magnitude | (int)(r >> 63) << (f->bits - 1));
+    const int negative = r >> 63 && (magnitude > 0 || f->nan != 0x80); /* where -0 is no number */
+    element_put(f, codes, i, magnitude | negative << (f->bits - 1));
   }
 }
 

@@ -20,8 +20,8 @@ typedef struct fuzz_scaled_pair {
 static fuzz_scaled_pair fuzz_scaled_pair_of(fuzz_input *in) {
   fuzz_scaled_pair p;
   memset(&p, 0, sizeof p);
-  p.from.element = (moe_element)fuzz_enum(in, ELEMENTS), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
-  p.from.rows = fuzz_length(in, 1, 100, 13), p.from.columns = fuzz_length(in, 1, 100, 13);
+  p.from.element = fuzz_element(in), p.from.dtype = (moe_dtype)fuzz_enum(in, 1 + TEST_DTYPES);
+  p.from.rows = fuzz_length(in, 0, 100, 13), p.from.columns = fuzz_length(in, 0, 100, 13);
   p.from.block_rows = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;
   p.from.block_columns = fuzz_pick(in, 3) ? fuzz_length(in, 0, 9, 16) : 0;
   p.to.element = p.from.element, p.to.dtype = p.from.dtype, p.to.rows = p.from.rows, p.to.columns = p.from.columns;
@@ -29,8 +29,8 @@ static fuzz_scaled_pair fuzz_scaled_pair_of(fuzz_input *in) {
   p.down = p.across = 1, p.size = 4;
   if (in->legal && elements[p.from.element].bits != 8) in->legal = 0;
   if (!in->legal) return p;
-  p.block_rows = p.from.block_rows ? p.from.block_rows : p.from.rows;
-  p.block_columns = p.from.block_columns ? p.from.block_columns : p.from.columns;
+  p.block_rows = p.from.block_rows ? p.from.block_rows : p.from.rows + !p.from.rows;
+  p.block_columns = p.from.block_columns ? p.from.block_columns : p.from.columns + !p.from.columns;
   p.down = fuzz_ceil(p.from.rows, p.block_rows), p.across = fuzz_ceil(p.from.columns, p.block_columns);
   p.size = (int64_t)moe_dtype_size(fuzz_or_f32(p.from.dtype));
   return p;
@@ -57,7 +57,7 @@ static void fuzz_scales(fuzz_call *c, const fuzz_tensor *t, int powers) {
 /* Seldom a scale that may not be given. */
 static void fuzz_spoil_scales(fuzz_call *c, const fuzz_tensor *t) {
   static const uint32_t bad[] = {0, 0x80000000u, 0x7f800000u, 0x7fc00000u, 0xbf800000u};
-  if (!c->in->legal || fuzz_pick(c->in, 8) != 0) return;
+  if (!c->in->legal || t->bytes == 0 || fuzz_pick(c->in, 8) != 0) return;
   memcpy(t->data + 4 * ((int64_t)fuzz_take(c->in, 2) % (t->bytes / 4)), &bad[fuzz_pick(c->in, 5)], 4);
   c->in->legal = 0;
 }
@@ -67,6 +67,7 @@ static void fuzz_scaled(fuzz_input *in, moe_context *ctx) {
   const int decode = fuzz_pick(in, 2);
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
   if (!decode) p.to.cast = fuzz_cast(in), p.to.scales_given = fuzz_enum(in, 2);
+  if (!decode) p.to.power_of_two_scales = fuzz_enum(in, 2);
   fuzz_scaled_tensors(&c, &p, decode);
   if (!fuzz_open(&c)) return;
   if (!decode) fuzz_floats(&c, p.to.dtype, &c.tensor[0]);
@@ -84,8 +85,9 @@ static void fuzz_scaled_back(fuzz_input *in, moe_context *ctx) {
   fuzz_call c = fuzz_call_of(in, ctx), back = c;
   fuzz_scaled_pair p = fuzz_scaled_pair_of(in);
   p.to.scales_given = fuzz_pick(in, 2), p.to.cast = fuzz_cast(in);
+  p.to.cast &= ~(uint32_t)MOE_CAST_HALF_TO_ZERO; /* -0 is to stay */
   fuzz_scaled_tensors(&c, &p, 1), fuzz_scaled_tensors(&back, &p, 0);
-  if (!in->legal || test_dtype_narrow(p.from.dtype) || !fuzz_open(&c)) return;
+  if (!in->legal || p.from.rows == 0 || p.from.columns == 0 || test_dtype_narrow(p.from.dtype) || !fuzz_open(&c)) return;
   const struct element *f = &elements[p.from.element];
   fuzz_numbers(&c, f, c.tensor[1].data, c.tensor[1].bytes, c.tensor[1].bytes);
   for (int64_t b = 0; b < p.down * p.across; b++)

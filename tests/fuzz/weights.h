@@ -3,6 +3,7 @@
 #define MOE_FUZZ_WEIGHTS_H
 
 #include "call.h"
+#include "support/extras.h"
 #include "support/problem.h"
 #include "support/quantized.h"
 #include "support/stored.h"
@@ -29,6 +30,7 @@ typedef struct fuzz_layer {
   fuzz_weight weight[2];         /* gate and up, down */
   fuzz_activation activation[2]; /* x, dY */
   int comparable;                /* twin has plain weights */
+  struct extras extras, twin_extras;
 } fuzz_layer;
 
 /* ---------------------------------------------------------------------------------------------------- descriptions */
@@ -37,23 +39,35 @@ static int fuzz_among(int value, int count) { return value >= 0 && value < count
 
 static int fuzz_storable(const struct quantized *q) {
   const moe_quantized_weight *w = &q->weight;
-  if (!fuzz_among((int)w->element, ELEMENTS) || !fuzz_among((int)w->scaling, MOE_WEIGHT_COUNT_))
+  const int blocks = w->scaling == MOE_WEIGHT_BLOCK, group = w->scaling == MOE_WEIGHT_GROUP;
+  if (!fuzz_among((int)w->element, ELEMENTS + INTEGERS) || !fuzz_among((int)w->scaling, MOE_WEIGHT_COUNT_))
     return 0;
-  const int bits = elements[w->element].bits;
-  if (w->scaling != MOE_WEIGHT_MX) return bits == 8 && w->block >= 0 && w->repeat >= 0;
+  if (w->scaling != MOE_WEIGHT_MX) {
+    if (w->block < group || w->repeat < 0 || !quantized_storable(w, q->parts, q->K)) return 0;
+    if (!blocks && !group) return 1;
+    return fuzz_among((int)w->scales_type, MOE_SCALES_COUNT_) && w->first_k < quantized_block(q) &&
+           (group || w->first_column < quantized_block_columns(q));
+  }
   return fuzz_among((int)w->layout, MOE_MX_LAYOUT_COUNT_) &&
-         fuzz_among((int)w->scales_layout, MOE_MX_SCALES_COUNT_) &&
-         mx_storable(w->layout, w->scales_layout, bits, q->parts, q->K);
+         fuzz_among((int)w->scales_layout, MOE_MX_SCALES_COUNT_) && quantized_storable(w, q->parts, q->K);
 }
 
 static void fuzz_describe(fuzz_input *in, moe_quantized_weight *w) {
   const int legal = in->legal;
-  w->element = (moe_element)fuzz_enum(in, ELEMENTS);
+  static const float some[16];
+  w->element = (moe_element)fuzz_enum(in, fuzz_pick(in, 3) ? ELEMENTS : ELEMENTS + INTEGERS);
   w->scaling = fuzz_pick(in, 2) ? MOE_WEIGHT_MX : (moe_weight_scaling)fuzz_enum(in, MOE_WEIGHT_COUNT_);
   w->layout = (moe_mx_layout)fuzz_enum(in, MOE_MX_LAYOUT_COUNT_);
   w->scales_layout = fuzz_pick(in, 2) ? MOE_MX_SCALES_OWN : (moe_mx_scales)fuzz_enum(in, MOE_MX_SCALES_COUNT_);
   w->block = fuzz_pick(in, 2) ? fuzz_length(in, 0, 9, 16) : 0;
   w->repeat = fuzz_enum(in, 4);
+  if (fuzz_pick(in, 3) == 0) { /* what came later */
+    w->block_columns = fuzz_pick(in, 20), w->first_k = fuzz_pick(in, 9), w->first_column = fuzz_pick(in, 9);
+    w->scales_type = (moe_scales_type)fuzz_enum(in, MOE_SCALES_COUNT_);
+    if (w->scaling == MOE_WEIGHT_GROUP && fuzz_pick(in, 2)) w->global_scale = some;
+    if (w->scaling == MOE_WEIGHT_GROUP && w->element == MOE_ELEMENT_UINT4 && fuzz_pick(in, 2))
+      w->zero_points = (const uint8_t *)some;
+  }
   in->legal = legal; /* what is not looked at may be anything: fuzz_storable tells */
 }
 
@@ -67,7 +81,7 @@ static int64_t fuzz_contraction(fuzz_input *in, const moe_quantized_weight *w, i
 
 static void fuzz_rounding(fuzz_input *in, moe_mx_rounding *r) {
   r->enabled = fuzz_pick(in, 3) == 0;
-  r->element = (moe_element)(r->enabled ? fuzz_enum(in, ELEMENTS) : 77);
+  r->element = r->enabled ? fuzz_element(in) : (moe_element)77;
   r->scale_rule = (moe_scale_rule)(r->enabled ? fuzz_enum(in, MOE_SCALE_COUNT_) : -5);
   r->cast = r->enabled ? fuzz_cast(in) : 99;
 }
@@ -108,7 +122,8 @@ static void fuzz_fill_weight(fuzz_layer *l, struct quantized *q) {
   quantized_open(q);
   for (int64_t i = 0; i < quantized_count(q); i++) {
     const int any = (int)(test_random(&l->rng) >> 40) & ((1 << q->format->bits) - 1), sign = 1 << (q->format->bits - 1);
-    q->table.code[i] = (uint8_t)(wild || (any & (sign - 1)) <= q->format->last ? any : any & sign);
+    const int all = wild || (int)q->format->id >= ELEMENTS;
+    q->table.code[i] = (uint8_t)(all || (any & (sign - 1)) <= q->format->last ? any : any & sign);
   }
   for (int64_t i = 0; i < quantized_groups(q); i++) {
     const int any = (int)(test_random(&l->rng) >> 40) & 255;
@@ -117,8 +132,12 @@ static void fuzz_fill_weight(fuzz_layer *l, struct quantized *q) {
   for (int64_t i = 0; i < quantized_scale_count(q); i++) {
     const uint64_t r = test_random(&l->rng);
     const uint32_t exponent = wild ? (uint32_t)(r >> 32) % 255 : 120 + (uint32_t)(r >> 32) % 12;
-    q->scale[i] = float_of(i % quantized_repeat(q) ? 0x7fc00000u : ((uint32_t)r & 0x807fffffu) | exponent << 23);
+    if (quantized_scale_size(q) < 4)
+      quantized_random_scale(q, i, &l->rng, 0);
+    else
+      quantized_set_scale(q, i, i % quantized_repeat(q) ? 0x7fc00000u : ((uint32_t)r & 0x807fffffu) | exponent << 23);
   }
+  quantized_random_extras(q, &l->rng, 0);
   quantized_store(q, fuzz_pick(l->in, 2));
 }
 
@@ -131,7 +150,9 @@ static void fuzz_make_weight(fuzz_layer *l, int i, int tensor) {
   w->q.weight.codes = w->q.weight.scales = somewhere;
   if (!w->good || !w->given) return;
   fuzz_fill_weight(l, &w->q);
-  if (w->q.weight.scaling != MOE_WEIGHT_MX && w->q.weight.scaling != MOE_WEIGHT_BLOCK) l->comparable = 0;
+  if (w->q.weight.scaling != MOE_WEIGHT_MX && w->q.weight.scaling != MOE_WEIGHT_BLOCK &&
+      w->q.weight.scaling != MOE_WEIGHT_GROUP)
+    l->comparable = 0;
   if (l->comparable && !quantized_plain(&w->q, o->dtype, l->twin.tensor[tensor].data, 0)) abort();
 }
 
@@ -144,7 +165,7 @@ static void fuzz_make_activation(fuzz_layer *l, int i, int tensor) {
   f->s.rows = l->p.o.T, f->s.columns = l->p.o.H;
   if (!f->given) return;
   l->in->legal = 1;
-  a->element = (moe_element)fuzz_enum(l->in, ELEMENTS);
+  a->element = fuzz_element(l->in);
   a->float_scales = fuzz_enum(l->in, 2);
   a->block_rows = a->float_scales ? fuzz_length(l->in, 0, 4, 4) : -7;
   a->block_columns = a->float_scales ? fuzz_length(l->in, 0, 40, 16) : -7;
@@ -156,7 +177,20 @@ static void fuzz_make_activation(fuzz_layer *l, int i, int tensor) {
   stored_plain(&f->s, l->p.o.dtype, l->twin.tensor[tensor].data);
 }
 
+/* The same for both but for the checkpoint. */
+static void fuzz_make_extras(fuzz_layer *l) {
+  const moe_mx_rounding given = l->p.o.mx.activations;
+  l->extras = extras_random(&l->p, &l->rng);
+  if (!l->in->legal) l->extras.in_scales = 0, l->p.o.mx.activations = given;
+  if (fuzz_pick(l->in, 32) == 0) l->extras.limited = 1, l->extras.valid = fuzz_pick(l->in, 2) ? -1 : INT32_MAX;
+  l->twin.o.mx.activations = l->p.o.mx.activations;
+  l->twin_extras = l->extras;
+  const size_t bytes = (size_t)l->extras.count * (size_t)l->extras.element;
+  if (l->extras.scaled) l->twin_extras.scaled = memset(fuzz_memory((int64_t)bytes), 0, bytes);
+}
+
 static void fuzz_close_layer(fuzz_layer *l) {
+  free(l->extras.scaled), free(l->twin_extras.scaled);
   for (int i = 0; i < 2; i++) {
     stored_free(&l->activation[i].s);
     quantized_free(&l->weight[i].q);
@@ -176,6 +210,7 @@ static int fuzz_open_layer(fuzz_layer *l) {
   l->comparable = !test_dtype_narrow(o.dtype) && !o.mx.weights.enabled;
   fuzz_make_weight(l, 0, PT_GATE_UP_WEIGHT), fuzz_make_weight(l, 1, PT_DOWN_WEIGHT);
   fuzz_make_activation(l, 0, PT_HIDDEN_STATES), fuzz_make_activation(l, 1, PT_OUTPUT_GRAD);
+  fuzz_make_extras(l);
   return 1;
 }
 

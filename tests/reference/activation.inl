@@ -10,6 +10,7 @@ static inline REAL REF(act)(const moe_layer_config *o, REAL x) {
     case MOE_ACT_GELU_TANH: return x / 2 * (1 + REF_TANH(sqrt(2 / REF_PI) * (x + 0.044715 * x * x * x)));
     case MOE_ACT_RELU: return REF_PART(x) > 0 ? x : 0;
     case MOE_ACT_SQUARED_RELU: return REF_PART(x) > 0 ? x * x : 0;
+    case MOE_ACT_SITU: return ref_alpha(o) * REF_TANH(x / ref_alpha(o)) / (1 + REF_EXP(-x));
     default: return x;
   }
 }
@@ -27,6 +28,10 @@ static inline REAL REF(act_grad)(const moe_layer_config *o, REAL x) {
     }
     case MOE_ACT_RELU: return REF_PART(x) > 0 ? 1 : 0;
     case MOE_ACT_SQUARED_RELU: return REF_PART(x) > 0 ? 2 * x : 0;
+    case MOE_ACT_SITU: {
+      REAL t = REF_TANH(x / ref_alpha(o)), sigmoid = 1 / (1 + REF_EXP(-x));
+      return (1 - t) * (1 + t) * sigmoid + ref_alpha(o) * t * sigmoid / (1 + REF_EXP(x));
+    }
     default: return 1;
   }
 }

@@ -32,12 +32,10 @@ static inline int ref_row_counts(const moe_blockwise_layer *l, int not_accumulat
 
 static inline double ref_alpha(const moe_layer_config *o) {
   if (o->alpha != 0) return (double)o->alpha;
-  return o->activation == MOE_ACT_SWISH ? (double)1.702f : 1.0;
+  return o->activation == MOE_ACT_SWISH ? (double)1.702f : o->activation == MOE_ACT_SITU ? 4.0 : 1.0;
 }
 
-static inline int ref_scales_input(const moe_layer_config *o) {
-  return o->affinity_mode == MOE_AFFINITY_PRE_SCALE;
-}
+static inline int ref_scales_input(const moe_layer_config *o) { return o->affinity_mode == MOE_AFFINITY_PRE_SCALE; }
 static inline int ref_scales_output(const moe_layer_config *o) {
   return o->affinity_mode == MOE_AFFINITY_POST_SCALE || o->affinity_mode == MOE_AFFINITY_ON_I;
 }

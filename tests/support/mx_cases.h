@@ -18,7 +18,8 @@ static inline moe_mx_rounding random_rounding(uint64_t *rng) {
 }
 
 static inline moe_mx_operands all_operands(uint64_t *rng) {
-  return (moe_mx_operands){random_rounding(rng), random_rounding(rng), random_rounding(rng), 1, MOE_MX_LAYOUT_PLAIN};
+  return (moe_mx_operands){random_rounding(rng), random_rounding(rng), random_rounding(rng), 1, MOE_MX_LAYOUT_PLAIN,
+                           NULL, NULL};
 }
 
 /* What the oracle's layer knows, in a shape of the test's own. */

@@ -79,6 +79,17 @@ static inline void oracle_round(const moe_mx_rounding *r, moe_dtype dtype, float
     }
 }
 
+/* x [n] of an expert's rows under its scale: both multiplications are binary32's. */
+static inline void oracle_round_scaled(const moe_mx_rounding *r, moe_dtype dtype, float *x, int64_t n, float scale) {
+  const struct element *f = &elements[r->element];
+  const float inverse = 1.0f / scale;
+  for (int64_t i = 0; i < n; i++) {
+    const float y = x[i] * inverse;
+    const uint32_t bits = bits_of(y), cast = r->cast & ~(uint32_t)(is_special(y) ? MOE_CAST_SATURATE : 0);
+    x[i] = oracle_as(dtype, float_of(element_decoded(f, element_code(f, bits, cast))) * scale);
+  }
+}
+
 /* ------------------------------------------------------------------------------------------------------- products */
 
 static inline float *oracle_transposed(const float *x, int64_t rows, int64_t columns) {
@@ -173,6 +184,13 @@ static inline float *oracle_gather(const struct oracle_layer *l, const float *x)
   return rows;
 }
 
+/* Every expert's rows x [rows,n] under the expert's scale, if there are such. */
+static inline void oracle_round_rows(const struct oracle_layer *l, const float *scale, moe_dtype dtype, float *x,
+                                     int64_t n) {
+  for (int64_t e = 0; e < l->E && scale; e++)
+    oracle_round_scaled(&l->mx->activations, dtype, x + l->first[e] * n, (l->first[e + 1] - l->first[e]) * n, scale[e]);
+}
+
 /* Every expert's rows x [rows,k] times its own w [k,n]. */
 static inline float *oracle_experts(const struct oracle_layer *l, const float *x, const float *w, int64_t k,
                                     int64_t n) {
@@ -242,10 +260,12 @@ static inline struct oracle_forward oracle_forward_of(const struct oracle_layer 
   const int64_t n = l->rows * l->I;
   float *x = problem_floats(l->p, PT_HIDDEN_STATES), *wgu = problem_floats(l->p, PT_GATE_UP_WEIGHT);
   float *wd = problem_floats(l->p, PT_DOWN_WEIGHT), *g = oracle_floats(n), *u = oracle_floats(n), *m = oracle_floats(n);
-  oracle_round(&l->mx->activations, l->dtype, x, l->T, l->H, 1, l->order_x);
+  if (!l->mx->gate_up_in_scale) oracle_round(&l->mx->activations, l->dtype, x, l->T, l->H, 1, l->order_x);
+  x = oracle_gather(l, x);
+  oracle_round_rows(l, l->mx->gate_up_in_scale, l->dtype, x, l->H);
   oracle_round(&l->mx->weights, l->dtype, wgu, l->E, l->H, 2 * l->I, NULL);
   oracle_round(&l->mx->weights, l->dtype, wd, l->E, l->I, l->H, NULL);
-  oracle_pre_activations(l, oracle_experts(l, oracle_gather(l, x), wgu, l->H, 2 * l->I), g, u, out.gate_up);
+  oracle_pre_activations(l, oracle_experts(l, x, wgu, l->H, 2 * l->I), g, u, out.gate_up);
   oracle_unit(l, g, u, m, NULL);
   for (int64_t i = 0; i < n; i++) {
     const float v = u[i] + l->p->o.layer.up_offset;
@@ -253,7 +273,8 @@ static inline struct oracle_forward oracle_forward_of(const struct oracle_layer 
     if (l->on_i) m[i] = m[i] * l->affinity[i / l->I];
     m[i] = oracle_as(l->inner, m[i]);
   }
-  oracle_round(&l->mx->activations, l->inner, m, l->rows, l->I, 1, l->order_m);
+  if (!l->mx->down_in_scale) oracle_round(&l->mx->activations, l->inner, m, l->rows, l->I, 1, l->order_m);
+  oracle_round_rows(l, l->mx->down_in_scale, l->inner, m, l->I);
   oracle_output(l, oracle_experts(l, m, wd, l->I, l->H), out.output);
   return out;
 }
@@ -322,10 +343,20 @@ static inline void oracle_blank_gate(const struct oracle_layer *l, float *gate_u
     if (i / l->I % 2 == 0) gate_up[i] = 0;
 }
 
+/* A term of a sum over tokens: contract 4. */
+static inline void oracle_long_add(float *sum, float *low, float term, int64_t before) {
+  volatile float y = term + (before < 64 ? 0.0f : *low), now = *sum + y, part = now - *sum, lost = y - part;
+  if (!isfinite(now)) lost = 0;
+  *low = before < 64 ? *low + lost : lost;
+  *sum = now;
+}
+
 static inline void oracle_bias_grad(const struct oracle_layer *l, const float *pre, float *bias) {
+  float *low = oracle_floats(l->E * 2 * l->I);
   for (int64_t e = 0; e < l->E; e++)
     for (int64_t r = l->first[e]; r < l->first[e + 1]; r++)
-      for (int64_t i = 0; i < 2 * l->I; i++) bias[e * 2 * l->I + i] += pre[r * 2 * l->I + i];
+      for (int64_t i = 0; i < 2 * l->I; i++)
+        oracle_long_add(&bias[e * 2 * l->I + i], &low[e * 2 * l->I + i], pre[r * 2 * l->I + i], r - l->first[e]);
 }
 
 static inline struct oracle_backward oracle_backward_of(const struct oracle_layer *l) {

@@ -75,7 +75,8 @@ static inline int mx_placeable(moe_mx_layout l, moe_mx_scales scales) {
 /* Whether a weight may be stored so. */
 static inline int mx_storable(moe_mx_layout l, moe_mx_scales scales, int bits, int64_t parts, int64_t K) {
   if (!mx_placeable(l, scales)) return 0;
-  if (bits == 8 && mx_is_of_e2m1(l)) return 0;
+  if (bits != 4 && mx_is_of_e2m1(l)) return 0;
+  if (bits == 6 && l != MOE_MX_LAYOUT_PLAIN) return 0;
   if (mx_is_x4(l)) return K % (parts == 2 ? 512 : 4) == 0;
   return l == MOE_MX_LAYOUT_PLAIN || K % 32 == 0;
 }
@@ -87,9 +88,12 @@ static inline void mx_codes_rows(mx_bytes *b, const mx_tensor *t, int interleave
     for (int64_t row = 0; row < t->parts * t->columns; row++) {
       const int64_t part = interleaved ? row % t->parts : row / t->columns;
       const int64_t column = interleaved ? row / t->parts : row % t->columns;
-      for (int64_t k = 0; k < t->K; k += t->bits == 4 ? 2 : 1)
-        mx_append_byte(b,
-                       mx_code(t, e, part, column, k) | (t->bits == 4 ? mx_code(t, e, part, column, k + 1) << 4 : 0));
+      for (int64_t byte = 0; byte < (t->K * t->bits + 7) / 8; byte++) { /* its 8 bits, one by one */
+        int value = 0;
+        for (int64_t bit = 8 * byte; bit < 8 * byte + 8; bit++)
+          value |= (mx_code(t, e, part, column, bit / t->bits) >> (bit % t->bits) & 1) << (bit - 8 * byte);
+        mx_append_byte(b, value);
+      }
     }
 }
 

@@ -8,13 +8,13 @@
 static inline int is_special(float x) { return (bits_of(x) & 0x7f800000u) == 0x7f800000u; }
 
 static inline int mx_scale_byte(const struct element *f, int rule, double amax) {
-  int exponent, emax, s = 0;
+  int exponent, emax, precision, s = 0;
   const double top = 2 * frexp(f->largest, &emax), m = 2 * frexp(amax, &exponent);
   emax--, exponent--;
   if (amax == 0) return 0;
   switch (rule) {
     case MOE_SCALE_OCP_FLOOR: s = exponent - emax; break;
-    case MOE_SCALE_NKI_ALT: s = f->bits == 4 ? exponent - emax : exponent - (emax - 1); break;
+    case MOE_SCALE_NKI_ALT: s = f->bits < 8 || (int)f->id >= ELEMENTS ? exponent - emax : exponent - (emax - 1); break;
     case MOE_SCALE_ROUND_UP:
       for (s = -200; amax > ldexp(f->largest, s); s++) continue;
       break;
@@ -23,8 +23,9 @@ static inline int mx_scale_byte(const struct element *f, int rule, double amax) 
       s -= emax;
       break;
     case MOE_SCALE_EVEN:
-      (void)frexp(rint(ldexp(m, f->fraction_bits)), &s);
-      s += exponent - f->fraction_bits - 1 - emax;
+      precision = (int)f->id < ELEMENTS ? f->fraction_bits : f->fraction_bits - 1;
+      (void)frexp(rint(ldexp(m, precision)), &s);
+      s += exponent - precision - 1 - emax;
       break;
     default: s = exponent - emax + (int)floorl(log2l((long double)m / (long double)top) + 0.5L); break;
   }

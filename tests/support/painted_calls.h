@@ -22,6 +22,12 @@ struct array { /* arguments of what converts n numbers */
   int option;
 };
 
+struct face { /* arguments of moe_layer_* */
+  moe_layer layer;
+  moe_layer_grads grads;
+  void *y, *saved;
+};
+
 #define INVOKE_CALL(function, type) r->status = function(r->ctx, (const type *)r->args)
 #define INVOKE_SIZE(function, type) r->status = function(r->ctx, (const type *)r->args, (size_t *)r->out)
 #define INVOKE_NARROW(function, type) \
@@ -29,7 +35,19 @@ struct array { /* arguments of what converts n numbers */
 #define INVOKE_CAST(function, type) \
   r->status = function(r->ctx, (type *)a->to, (const float *)a->from, a->n, (uint32_t)a->option)
 #define INVOKE_WIDEN(function, type) r->status = function(r->ctx, (float *)a->to, (const type *)a->from, a->n)
+#define INVOKE_FORWARD(function, type) r->status = function(r->ctx, &face->layer, face->y, face->saved)
+#define INVOKE_BACKWARD(function, type) \
+  r->status = function(r->ctx, &face->layer, face->saved, face->y, &face->grads)
+#define INVOKE_BACKWARD_SIZE(function, type) \
+  r->status = function(r->ctx, &face->layer, face->saved, (size_t *)r->out)
 #define INVOKE_OTHER(function, type) OTHER_##function
+#define OTHER_moe_expert_parallel_first r->other = (uint64_t)moe_expert_parallel_first(8, 3, 1)
+#define OTHER_moe_program_sharding_info \
+  r->status = moe_program_sharding_info(r->ctx, 3, 1, 100, (int64_t *)r->out, (int64_t *)r->out + 1)
+#define OTHER_moe_tune_save \
+  r->status = moe_tune_save(r->ctx, (const moe_tune_table *)a->from, (char *)a->to, (size_t)a->n, (size_t *)r->out)
+#define OTHER_moe_tune_load \
+  r->status = moe_tune_load(r->ctx, (moe_tune_table *)a->to, (const char *)a->from, (size_t)a->n, (int64_t *)r->out)
 #define OTHER_moe_mx_layout_size r->status = moe_mx_layout_size(r->ctx, r->args, r->out)
 #define OTHER_moe_nki_x4_permutation \
   r->status = moe_nki_x4_permutation(r->ctx, (moe_mx_layout)a->option, 2, a->n, (int64_t *)a->to)
@@ -50,7 +68,8 @@ struct array { /* arguments of what converts n numbers */
   static void invoke_##function(void *arg) { \
     struct request *r = arg;                 \
     const struct array *a = r->args;         \
-    (void)a;                                 \
+    const struct face *face = r->args;       \
+    (void)a, (void)face;                     \
     INVOKE_##form(function, type);           \
   }
 #include "support/public.inl"

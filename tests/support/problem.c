@@ -36,7 +36,7 @@ void problem_affinity_mode(struct problem_options *o, int64_t number) {
 
 static moe_layer_config random_layer(uint64_t *s, struct problem_options *o) {
   moe_layer_config c = {0};
-  c.activation = (moe_activation)test_random_range(s, 0, MOE_ACT_COUNT_ - 1);
+  c.activation = (moe_activation)test_random_range(s, 0, MOE_ACT_IDENTITY);
   problem_affinity_mode(o, test_random_range(s, 0, PROBLEM_AFFINITY_MODES - 1));
   c.affinity_mode = o->layer.affinity_mode;
   c.up_offset = test_random_chance(s, 4) ? 1.0f : 0.0f;

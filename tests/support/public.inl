@@ -5,6 +5,7 @@
      NARROW  moe_status f(moe_context *, type *, const float *, int64_t)
      CAST    the same with a uint32_t behind
      WIDEN   moe_status f(moe_context *, float *, const type *, int64_t)
+     FORWARD, BACKWARD, BACKWARD_SIZE  those of moe_layer_*
      OTHER   anything else (type is void) */
 #define PUBLIC_SIZED_(function, type) PUBLIC(function, CALL, type) PUBLIC(function##_workspace_size, SIZE, type)
 #define PUBLIC_TYPED_(name, type, NAME)                                                                               \
@@ -14,6 +15,13 @@
   PUBLIC_SIZED_(moe_router_topk_bwd_##name, moe_router_topk_bwd_args)                                                 \
   PUBLIC_SIZED_(moe_blockwise_mm_fwd_##name, moe_blockwise_mm_fwd_args)                                               \
   PUBLIC_SIZED_(moe_blockwise_mm_bwd_##name, moe_blockwise_mm_bwd_args)                                               \
+  PUBLIC_SIZED_(moe_grouped_mlp_##name, moe_grouped_mlp_args)                                                         \
+  PUBLIC_SIZED_(moe_grouped_mlp_bwd_##name, moe_grouped_mlp_args)                                                     \
+  PUBLIC(moe_layer_forward_##name, FORWARD, void)                                                                     \
+  PUBLIC(moe_layer_forward_##name##_workspace_size, SIZE, moe_layer)                                                  \
+  PUBLIC(moe_layer_backward_##name, BACKWARD, void)                                                                   \
+  PUBLIC(moe_layer_backward_##name##_workspace_size, BACKWARD_SIZE, void)                                             \
+  PUBLIC(moe_layer_saved_bytes_##name, SIZE, moe_layer)                                                               \
   PUBLIC_SIZED_(moe_grouped_gemm_##name, moe_grouped_gemm_args)                                                       \
   PUBLIC_SIZED_(moe_grouped_gemm_dx_##name, moe_grouped_gemm_args)                                                    \
   PUBLIC_SIZED_(moe_grouped_gemm_dw_##name, moe_grouped_gemm_args)                                                    \
@@ -24,6 +32,8 @@
   PUBLIC(moe_##name##_to_f32, WIDEN, uint8_t)
 
 MOE_DTYPE_LIST(PUBLIC_TYPED_)
+MOE_MXFP8_LIST(PUBLIC_SIZED_)
+PUBLIC(moe_program_sharding_info, OTHER, void)
 MOE_ELEMENT_LIST(PUBLIC_ELEMENT_)
 PUBLIC(moe_e8m0_from_f32, NARROW, uint8_t)
 PUBLIC(moe_e8m0_to_f32, WIDEN, uint8_t)
@@ -31,6 +41,8 @@ PUBLIC(moe_quantize_mx, CALL, moe_quantize_mx_args)
 PUBLIC(moe_dequantize_mx, CALL, moe_dequantize_mx_args)
 PUBLIC(moe_quantize_scaled, CALL, moe_quantize_scaled_args)
 PUBLIC(moe_dequantize_scaled, CALL, moe_dequantize_scaled_args)
+PUBLIC(moe_quantize_group, CALL, moe_quantize_group_args)
+PUBLIC(moe_dequantize_group, CALL, moe_dequantize_group_args)
 PUBLIC(moe_mx_layout_convert, CALL, moe_mx_layout_args)
 PUBLIC(moe_mx_layout_size, OTHER, void)
 PUBLIC(moe_nki_x4_permutation, OTHER, void)
@@ -38,8 +50,18 @@ PUBLIC(moe_nki_vector_convert, CALL, moe_nki_vector_args)
 PUBLIC(moe_nki_vector_size, OTHER, void)
 PUBLIC(moe_router_load_balance_loss, CALL, moe_router_loss_args)
 PUBLIC(moe_router_z_loss, CALL, moe_router_loss_args)
+PUBLIC(moe_router_bias_update, CALL, moe_router_bias_update_args)
 PUBLIC_SIZED_(moe_route_blocks, moe_route_blocks_args)
 PUBLIC(moe_route_blocks_count, OTHER, void)
+PUBLIC_SIZED_(moe_routing_from_topk, moe_routing_args)
+PUBLIC_SIZED_(moe_routing_from_sorted, moe_routing_args)
+PUBLIC_SIZED_(moe_routing_from_blocks, moe_routing_args)
+PUBLIC(moe_expert_parallel_first, OTHER, void)
+PUBLIC_SIZED_(moe_expert_parallel_send, moe_expert_parallel_send_args)
+PUBLIC(moe_expert_parallel_receive, CALL, moe_expert_parallel_receive_args)
+PUBLIC(moe_tune_grouped_gemm, CALL, moe_tune_grouped_gemm_args)
+PUBLIC(moe_tune_save, OTHER, void)
+PUBLIC(moe_tune_load, OTHER, void)
 PUBLIC(moe_activation_f32, OTHER, void)
 PUBLIC(moe_status_str, OTHER, void)
 PUBLIC(moe_status_text, OTHER, void)

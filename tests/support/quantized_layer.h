@@ -27,7 +27,7 @@ struct layer {
 
 static void shrink_scales(struct quantized *q, uint64_t *rng) {
   guard_free(&q->codes), guard_free(&q->scales);
-  for (int64_t i = 0; i < quantized_scale_count(q); i++) q->scale[i] = float_of((uint32_t)(test_random(rng) >> 40));
+  for (int64_t i = 0; i < quantized_scale_count(q); i++) quantized_set_scale(q, i, (uint32_t)(test_random(rng) >> 40));
   quantized_store(q, 1);
 }
 
@@ -36,7 +36,7 @@ static void shrink_scales(struct quantized *q, uint64_t *rng) {
 static void skew_codes(struct quantized *q, const struct storage *s, uint64_t *rng, int side) {
   const int least = 1 << q->format->fraction_bits;
   guard_free(&q->codes), guard_free(&q->scales);
-  for (int64_t i = 0; i < quantized_count(q) && s->normal; i++)
+  for (int64_t i = 0; i < quantized_count(q) && s->normal && (int)q->format->id < ELEMENTS; i++)
     if ((q->table.code[i] & (127 >> (8 - q->format->bits))) < least) q->table.code[i] |= (uint8_t)least;
   for (int64_t i = 0; i < quantized_groups(q) && s->sunk; i++)
     if (test_random_chance(rng, 16)) q->table.scale[i] = (uint8_t)test_random_range(rng, 0, 8);
@@ -122,7 +122,7 @@ static inline void run(struct layer *l, moe_context *ctx, int quantized, int pac
   }
 }
 
-static struct problem_options shape(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
+static inline struct problem_options shape(uint64_t seed, moe_dtype dtype, int64_t H, int64_t I) {
   struct problem_options o = problem_options_random(seed, dtype);
   o.H = H, o.I = I;
   if (H * I > 20000) o.E = 2, o.K = 1, o.T = 5, o.B = 4;

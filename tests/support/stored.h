@@ -62,7 +62,7 @@ static inline void stored_free(struct stored *s) { guard_free(&s->codes), guard_
 static inline float stored_value(const struct stored *s, int64_t row, int64_t column) {
   const struct element *f = &elements[s->a.element];
   const uint8_t *line = s->a.codes + row * stored_line(s);
-  const int code = f->bits == 8 ? line[column] : line[column / 2] >> column % 2 * 4 & 15;
+  const int code = element_get(f, line, column);
   const int64_t at = stored_scale_at(s, row, column);
   float scale;
   if (!s->a.float_scales) return float_of(mx_dequantized(f, s->scales.data[at], code));

@@ -1,0 +1,73 @@
+/* Codes as they are stored, to float and back: by kernels, or code by code where these do not take them. */
+#ifndef MOE_QUANT_STORED_CODES_H
+#define MOE_QUANT_STORED_CODES_H
+
+enum { MOE_STORED_ = 64 }; /* codes at a time */
+
+/* Code i of a row. Codes are written in order: what is left of a byte becomes 0. */
+MOE_EITHER uint32_t moe_code_at_(const uint8_t *row, int64_t i, int bits) {
+  const uint8_t *p = row + i * bits / 8;
+  const int at = (int)(i * bits % 8);
+  const uint32_t above = at + bits > 8 ? p[1] : 0u;
+  return (p[0] | above << 8) >> at & ((1u << bits) - 1u);
+}
+MOE_EITHER void moe_code_put_(uint8_t *row, int64_t i, int bits, uint32_t code) {
+  uint8_t *p = row + i * bits / 8;
+  const int at = (int)(i * bits % 8);
+  const uint32_t word = (p[0] & ((1u << at) - 1u)) | code << at;
+  p[0] = (uint8_t)word;
+  if (at + bits > 8) p[1] = (uint8_t)(word >> 8);
+}
+
+/* Whether kernels take the codes from `first` of a row on. */
+MOE_EITHER int moe_stored_plain_(const moe_element_format_ *f, int64_t first) {
+  return !f->packed && first * f->bits % 8 == 0;
+}
+
+/* n codes from `first` of a row on. `zero`: of integers, the code of 0; see moe_element_format_. */
+MOE_FN void moe_stored_load_(const moe_kernels *kernels, const moe_element_format_ *f, float *x, const uint8_t *row,
+                             int64_t first, int64_t n, int zero) {
+  const float unit = moe_castf_scalar((uint32_t)(121 - f->bias) << 23);
+  uint8_t code[MOE_STORED_];
+  if (moe_stored_plain_(f, first)) {
+    kernels->quant->load_codes[moe_wide_(f)](x, row + first * f->bits / 8, n, f);
+    return;
+  }
+  for (int64_t at = 0, some; at < n; at += some, x += some) {
+    some = moe_min_(MOE_STORED_, n - at);
+    for (int64_t i = 0; i < some; i++) {
+      const uint32_t c = moe_code_at_(row, first + at + i, f->bits);
+      if (f->zero) x[i] = (float)((int)(c ^ f->flip) - zero) * unit;
+      else if (f->bits == 4) moe_code_put_(code, i, 4, c);
+      else code[i] = (uint8_t)((c & 31u) | (c & 32u) << 2);
+    }
+    if (!f->zero) kernels->quant->load_codes[moe_wide_(f)](x, code, some, f);
+  }
+}
+
+/* The code of an integer in sign and magnitude. */
+MOE_EITHER uint32_t moe_integer_code_(const moe_element_format_ *f, uint32_t byte, int zero) {
+  const int magnitude = (int)(byte & 127u), most = 2 * f->zero - 1;
+  const int code = (byte & 128u ? -magnitude : magnitude) + zero;
+  return (uint32_t)(code < 0 ? 0 : code > most ? most : code) ^ f->flip;
+}
+
+MOE_FN void moe_stored_store_(const moe_kernels *kernels, const moe_element_format_ *f, const moe_cast_ *cast,
+                              uint8_t *row, int64_t first, int64_t n, const float *x, int zero) {
+  uint8_t code[MOE_STORED_];
+  if (moe_stored_plain_(f, first)) {
+    kernels->quant->store_codes[moe_wide_(f)](row + first * f->bits / 8, x, n, f, cast);
+    return;
+  }
+  for (int64_t at = 0, some; at < n; at += some, x += some) {
+    some = moe_min_(MOE_STORED_, n - at);
+    kernels->quant->store_codes[moe_wide_(f)](code, x, some, f, cast);
+    for (int64_t i = 0; i < some; i++)
+      moe_code_put_(row, first + at + i, f->bits,
+                    f->zero        ? moe_integer_code_(f, code[i], zero)
+                    : f->bits == 4 ? moe_code_at_(code, i, 4)
+                                   : (code[i] & 31u) | (code[i] & 128u) >> 2);
+  }
+}
+
+#endif

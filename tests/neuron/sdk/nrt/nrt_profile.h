@@ -1,0 +1,1 @@
+#include "nrt.h"
