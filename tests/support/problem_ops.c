@@ -4,45 +4,26 @@
 
 #include "problem.h"
 
-/* X(ENUMERATOR of problem_op, field of problem_args) of the functions that exist per dtype. */
-#define TYPED_OPS(X)    \
-  X(ROUTER, router)     \
-  X(FORWARD, forward)   \
-  X(BACKWARD, backward) \
-  X(ROUTER_BACKWARD, router_backward)
+/* X(ENUMERATOR of problem_op, function, field of problem_args, dtype) of the functions that exist per dtype. */
+#define TYPED_OPS(X, dtype)                          \
+  X(ROUTER, moe_router_topk, router, dtype)          \
+  X(FORWARD, moe_blockwise_mm_fwd, forward, dtype)   \
+  X(BACKWARD, moe_blockwise_mm_bwd, backward, dtype) \
+  X(ROUTER_BACKWARD, moe_router_topk_bwd, router_backward, dtype)
 
-/* Each of them of one dtype, or with `query` what it needs. */
-#define TYPED_CALLS(name, type, NAME)                                                                                 \
-  static moe_status call_##name(enum problem_op op, moe_context *ctx, const struct problem_args *a, int query,        \
-                                size_t *bytes) {                                                                      \
-    switch (op) {                                                                                                     \
-      case PROBLEM_ROUTER:                                                                                            \
-        return query ? moe_router_topk_##name##_workspace_size(ctx, &a->router, bytes)                                \
-                     : moe_router_topk_##name(ctx, &a->router);                                                       \
-      case PROBLEM_FORWARD:                                                                                           \
-        return query ? moe_blockwise_mm_fwd_##name##_workspace_size(ctx, &a->forward, bytes)                          \
-                     : moe_blockwise_mm_fwd_##name(ctx, &a->forward);                                                 \
-      case PROBLEM_BACKWARD:                                                                                          \
-        return query ? moe_blockwise_mm_bwd_##name##_workspace_size(ctx, &a->backward, bytes)                         \
-                     : moe_blockwise_mm_bwd_##name(ctx, &a->backward);                                                \
-      default:                                                                                                        \
-        return query ? moe_router_topk_bwd_##name##_workspace_size(ctx, &a->router_backward, bytes)                   \
-                     : moe_router_topk_bwd_##name(ctx, &a->router_backward);                                          \
-    }                                                                                                                 \
+/* Calls one of them or, with `query`, asks what it needs. */
+typedef moe_status typed_call(moe_context *ctx, const struct problem_args *args, int query, size_t *bytes);
+#define TYPED_CALL(OP, function, field, dtype)                                                                      \
+  static moe_status call_##OP##_##dtype(moe_context *ctx, const struct problem_args *a, int query, size_t *bytes) { \
+    return query ? function##_##dtype##_workspace_size(ctx, &a->field, bytes) : function##_##dtype(ctx, &a->field); \
   }
+#define TYPED_CALLS(name, type, NAME) TYPED_OPS(TYPED_CALL, name)
 MOE_DTYPE_LIST(TYPED_CALLS)
-#undef TYPED_CALLS
 
-static moe_status typed_call(enum problem_op op, moe_context *ctx, const struct problem_args *args, int query,
-                             size_t *bytes) {
-  switch (args->dtype) {
-#define TYPED_DTYPE(name, type, NAME) \
-  case MOE_DTYPE_##NAME: return call_##name(op, ctx, args, query, bytes);
-    MOE_DTYPE_LIST(TYPED_DTYPE)
-#undef TYPED_DTYPE
-    default: abort();
-  }
-}
+static typed_call *const typed[][PROBLEM_OP_COUNT] = {
+#define TYPED_ENTRY(OP, function, field, dtype) [PROBLEM_##OP] = call_##OP##_##dtype,
+#define TYPED_ENTRIES(name, type, NAME)         [MOE_DTYPE_##NAME] = {TYPED_OPS(TYPED_ENTRY, name)},
+    MOE_DTYPE_LIST(TYPED_ENTRIES)};
 
 const char *problem_op_name(enum problem_op op) {
   static const char *const name[] = {"router",  "load_balance", "z_loss",         "route_blocks",
@@ -51,43 +32,28 @@ const char *problem_op_name(enum problem_op op) {
 }
 
 moe_status problem_call(enum problem_op op, moe_context *ctx, const struct problem_args *args) {
+  if (typed[args->dtype][op]) return typed[args->dtype][op](ctx, args, 0, NULL);
   switch (op) {
-#define TYPED_CASE(OP, field) \
-  case PROBLEM_##OP: return typed_call(op, ctx, args, 0, NULL);
-    TYPED_OPS(TYPED_CASE)
-#undef TYPED_CASE
     case PROBLEM_LOAD_BALANCE: return moe_router_load_balance_loss(ctx, &args->load_balance);
     case PROBLEM_Z_LOSS: return moe_router_z_loss(ctx, &args->z_loss);
     case PROBLEM_ROUTE_BLOCKS: return moe_route_blocks(ctx, &args->route);
-    case PROBLEM_OP_COUNT: break;
+    default: abort();
   }
-  abort();
 }
 
 moe_status problem_workspace_size(enum problem_op op, moe_context *ctx, const struct problem_args *args,
                                   size_t *bytes) {
-  switch (op) {
-#define TYPED_CASE(OP, field) \
-  case PROBLEM_##OP: return typed_call(op, ctx, args, 1, bytes);
-    TYPED_OPS(TYPED_CASE)
-#undef TYPED_CASE
-    case PROBLEM_ROUTE_BLOCKS: return moe_route_blocks_workspace_size(ctx, &args->route, bytes);
-    case PROBLEM_LOAD_BALANCE:
-    case PROBLEM_Z_LOSS:
-    case PROBLEM_OP_COUNT: break;
-  }
+  if (typed[args->dtype][op]) return typed[args->dtype][op](ctx, args, 1, bytes);
+  if (op == PROBLEM_ROUTE_BLOCKS) return moe_route_blocks_workspace_size(ctx, &args->route, bytes);
   *bytes = 0;
   return MOE_OK;
 }
 
 void problem_set_workspace(enum problem_op op, struct problem_args *args, void *workspace, size_t bytes) {
   switch (op) {
-#define TYPED_CASE(OP, field)                                                          \
-  case PROBLEM_##OP:                                                                   \
-    args->field.workspace = workspace;                                                 \
-    args->field.workspace_bytes = bytes;                                               \
-    break;
-    TYPED_OPS(TYPED_CASE)
+#define TYPED_CASE(OP, function, field, dtype) \
+  case PROBLEM_##OP: args->field.workspace = workspace, args->field.workspace_bytes = bytes; break;
+    TYPED_OPS(TYPED_CASE, any)
 #undef TYPED_CASE
     case PROBLEM_ROUTE_BLOCKS:
       args->route.workspace = workspace;
