@@ -225,10 +225,10 @@ static void test_items(void **state) {
 /* Every scale with every code, to every type. */
 static void test_every_pair(void **state) {
   const struct element *f = (const struct element *)*state;
-  static uint8_t codes[65536], scales[256 * 16];
+  static uint8_t codes[256 * 512 * 6 / 8], scales[256 * 16];
   static float x[256 * 512], actual[256 * 512], expected[256 * 512];
   const int columns = f->bits == 8 ? 256 : 512;
-  for (int i = 0; i < 65536; i++) codes[i] = (uint8_t)i;
+  for (int i = 0; i < (int)sizeof codes; i++) codes[i] = (uint8_t)i;
   for (int i = 0; i < 256 * columns / 32; i++) scales[i] = (uint8_t)(i / (columns / 32));
   for (int i = 0; i < 256 * columns; i++) x[i] = float_of(mx_dequantized(f, i / columns, element_get(f, codes, i)));
   moe_dequantize_mx_args d = {

@@ -478,7 +478,7 @@ static void test_mlp_table(void **state) {
                "down_weight is in no layout");
   fwd.down_weight = packed, fwd.row_count = 32;
   assert_fails(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx, "row_");
-  fwd.row_count = 0, fwd.mlp.S = 0;
+  fwd.row_count = 0, fwd.mlp.S = -1;
   assert_fails(moe_neuron_describe_mlp_fwd_mxfp8(&s.ctx, &fwd, NULL, &s.table), MOE_ERROR_INVALID_SHAPE, &s.ctx, "S");
   session_close(&s);
 }

@@ -453,6 +453,7 @@ static void test_quantization_type(void **state) {
     for (int type = 0; type < MOE_QUANTIZATION_COUNT_; type++) {
       const moe_quantized_weight w = {.element = MOE_ELEMENT_E4M3FN,
                                       .scaling = (moe_weight_scaling)(scaling < 0 ? 0 : scaling),
+                                      .block = 32,
                                       .codes = codes,
                                       .scales = scales};
       moe_context ctx = {.allocate = oracle_allocate, .release = oracle_free};

@@ -24,7 +24,7 @@ typedef struct standin_tensor {
 /* A struct that args have a pointer to, such as a moe_quantized_weight. */
 typedef struct standin_nested {
   uint32_t pointer; /* where that is in args; 0: there is none */
-  _Alignas(16) uint8_t bytes[64];
+  _Alignas(16) uint8_t bytes[128];
 } standin_nested;
 
 typedef struct standin_kernel {
