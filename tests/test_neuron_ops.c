@@ -225,8 +225,8 @@ static void grouped_case(grouped *g, session *s, uint64_t *seed) {
 
 /* In place of W: float scales of every shape, or MX in a layout of Trainium's. */
 static void grouped_quantized(grouped *g, uint64_t *seed) {
-  const int which = (int)(test_random(seed) % (MOE_WEIGHT_COUNT_ + 2));
-  if (which >= MOE_WEIGHT_COUNT_) return;
+  const int which = (int)(test_random(seed) % (MOE_WEIGHT_GROUP + 2));
+  if (which >= MOE_WEIGHT_GROUP) return;
   g->quantized = (moe_quantized_weight){.element = MOE_ELEMENT_E4M3FN, .scaling = (moe_weight_scaling)which,
       .layout = MOE_MX_LAYOUT_NKI_1X32, .block = 16, .repeat = 1 + which % 2, .codes = g->codes, .scales = g->scales};
   for (size_t i = 0; i < sizeof g->codes; i++) g->codes[i] = (uint8_t)(test_random(seed) % 0x60 | (i % 3 ? 0x80 : 0));
@@ -297,6 +297,12 @@ static void test_grouped_table(void **state) {
   q.layout = MOE_MX_LAYOUT_PLAIN;
   assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
                "W is");
+  q.scaling = MOE_WEIGHT_GROUP;
+  assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
+               "W has scales");
+  q.scaling = MOE_WEIGHT_STATIC, q.out_in = 1;
+  assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
+               "W is in rows");
   a.quantized_W = NULL, a.W = NULL, a.packed_W = g.w, a.packed_W_bytes = sizeof g.w;
   assert_fails(moe_neuron_describe_grouped_gemm_bf16(&s.ctx, &a, NULL, &s.table), MOE_ERROR_UNSUPPORTED, &s.ctx,
                "packed W");
