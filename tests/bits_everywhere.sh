@@ -131,10 +131,11 @@ for flags in "-O2" "-Ofast"; do
     check "gcc $flags, fmaf in double, scalar" all_same "$first" "$work/double" --isa scalar
 done
 
-# A plain x86-64 CPU without AVX, and one with AVX2 only.
+# A plain x86-64 CPU without AVX, and one with AVX2 only. (qemu 7.2 reads all of a vector where a masked load takes some
+# of it, and faults at the guard pages of --more.)
 if have qemu-x86_64 && build "$work/static" gcc -O2 -static >/dev/null 2>&1; then
   check "x86-64 without AVX, under qemu" same "$first" qemu-x86_64 -cpu qemu64 "$work/static"
-  check "x86-64 with AVX2, under qemu" all_same "$first" qemu-x86_64 -cpu max "$work/static" --isa avx2
+  check "x86-64 with AVX2, under qemu" same "$first" qemu-x86_64 -cpu max "$work/static" --isa avx2
 else
   skip "x86-64 without AVX (needs qemu-x86_64)"
 fi
