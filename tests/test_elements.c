@@ -27,21 +27,22 @@ static void test_oracle(void **state) {
   for (int code = 0; code < 8; code++) assert_true(element_value(&elements[MOE_ELEMENT_E2M1], code) == e2m1[code]);
 }
 
-/* Whether the CHUNK floats first, first+1, ... have one code: most have. */
-static int is_one_step(const struct element *f, uint32_t first, uint32_t cast) {
-  const uint32_t last = first + (CHUNK - 1);
-  return element_code(f, last, cast) == element_code(f, first, cast) && (first & 0x7f800000u) != 0x7f800000u;
+/* Whether n floats first, first+1, ..., of one sign and kind, have one code: codes rise with them. */
+static int is_one_step(const struct element *f, uint32_t first, uint32_t n, uint32_t cast) {
+  return element_code(f, first, cast) == element_code(f, first + n - 1, cast);
 }
 
-/* Their codes. */
-static void oracle_chunk(const struct element *f, uint32_t first, uint32_t cast, uint8_t *codes) {
-  const int one = element_code(f, first, cast);
-  if (is_one_step(f, first, cast)) {
-    for (int64_t i = 0; i < 4; i++) element_put(f, codes, i, one); /* as many as are whole bytes of any width */
-    for (int64_t i = f->bits / 2; i < element_bytes(f, CHUNK); i++) codes[i] = codes[i - f->bits / 2];
+/* Their codes, where the i-th float's belongs. n is a power of two from 4 on: so many codes are whole bytes. */
+static void oracle_codes(const struct element *f, uint32_t first, uint32_t i, uint32_t n, uint32_t cast,
+                         uint8_t *codes) {
+  uint8_t *to = codes + i * (uint32_t)f->bits / 8;
+  if (n > 4 && !is_one_step(f, first + i, n, cast)) {
+    oracle_codes(f, first, i, n / 2, cast, codes);
+    oracle_codes(f, first, i + n / 2, n / 2, cast, codes);
     return;
   }
-  for (uint32_t i = 0; i < CHUNK; i++) element_put(f, codes, i, element_code(f, first + i, cast));
+  for (uint32_t q = 0; q < 4; q++) element_put(f, to, q, element_code(f, first + i + q, cast));
+  for (int64_t q = f->bits / 2; q < element_bytes(f, n); q++) to[q] = to[q - f->bits / 2];
 }
 
 struct tally {
@@ -57,7 +58,7 @@ static int casts_on(int isa, uint32_t first, uint32_t cast) {
 
 /* Which of the casts a chunk of one code is converted in; of others all are. */
 static int takes(const struct element *f, uint32_t first, uint32_t cast, int *one_step) {
-  *one_step = is_one_step(f, first, cast);
+  *one_step = is_one_step(f, first, CHUNK, cast);
   return !*one_step || cast == first / CHUNK / 2 % CASTS;
 }
 
@@ -66,7 +67,7 @@ static void compare_chunk(const struct element *f, uint32_t first, uint32_t cast
   const size_t bytes = (size_t)element_bytes(f, CHUNK);
   int one_step;
   if (!takes(f, first, cast, &one_step)) return;
-  oracle_chunk(f, first, cast, expected);
+  oracle_codes(f, first, 0, CHUNK, cast, expected);
   for (int isa = 0; isa < TEST_ISA_COUNT; isa++) {
     if ((!one_step && !casts_on(isa, first, cast)) || !test_use_isa(isa)) continue;
     memset(actual, 0x5a, sizeof actual);
