@@ -66,15 +66,15 @@ typedef struct moe_binade_ {
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
 /* E2m1 codes are multiplied unscaled (small_m_e2m1.inl) under these scale bytes, where the exponents of A's rows are in
-   [X_LEAST, X_MOST), biased. In units of one of these scales, the product of an x of 24 bits and a code under another is
-   a multiple of 2^(-60-23-1-40), and the sum of 2^20 of them is below 2^(40+3+40+20). */
+   [X_LEAST, X_MOST), biased. In units of one of these scales, the product of an x of 24 bits and a code under another
+   is a multiple of 2^(-60-23-1-40), and the sum of 2^20 of them is below 2^(40+3+40+20). */
 enum {
   MOE_UNIT_LEAST_ = 127 - 32,
   MOE_UNIT_MOST_ = 127 + 8,
   MOE_UNIT_X_LEAST_ = 127 - 60,
   MOE_UNIT_X_MOST_ = 127 + 40,
   MOE_E2M1_GROUPS_ = 16, /* at a time */
-  MOE_E2M1_ROWS_ = 4 /* of A at a time */
+  MOE_E2M1_ROWS_ = 4     /* of A at a time */
 };
 
 /* Codes to decode to columns [col, col+width) of k rows of a panel: n columns of them exist, the others become zero.
