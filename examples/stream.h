@@ -18,7 +18,7 @@ typedef struct stream {
   float *logits, *dlogits, *loss, *top_weight, *no_grad; /* [T,BYTES] [T,BYTES] [T] [T] [T] of the head */
   int32_t *top;               /* [T] the likeliest byte */
   float loss_scale;           /* all gradients are multiplied by it */
-  void *owned[64];            /* what stream_free gives back, beside the tensors */
+  void *owned[64];            /* what stream_free gives back, as it does the tensors */
   int owned_count;
 } stream;
 

@@ -30,7 +30,7 @@ MOE_DTYPE_LIST(MOE_DECLARE_CONVERT_)
    Codes of fewer than 8 bits are contiguous, the first in the least significant bits of the first byte: two codes of
    e2m1 share a byte, the even element in its low nibble, and four codes of 6 bits three bytes. What is left of a last
    byte is written as 0 and not read.
-   Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0, which leaves open
+   Sources: OCP 8-bit Floating Point Specification 1.0; OCP Microscaling Formats Specification 1.0, which does not say
    how codes of 6 bits are stored: as rocRoller's FP6x16 does; 8-bit Numerical Formats for Deep Neural Networks (fnuz).
    */
 #define MOE_ELEMENT_LIST(X)                             \

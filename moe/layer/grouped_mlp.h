@@ -56,22 +56,18 @@ MOE_FN moe_status moe_grouped_mlp_run_(moe_context *ctx, const moe_grouped_mlp_a
                           sizeof moe_grouped_mlp_names_ / sizeof *moe_grouped_mlp_names_);
 }
 
-#define MOE_DEFINE_GROUPED_MLP_(name, type, NAME)                                                            \
-  moe_status moe_grouped_mlp_##name(moe_context *ctx, const moe_grouped_mlp_args *args) {                    \
-    return moe_grouped_mlp_run_(ctx, args, MOE_DTYPE_##NAME, 0, 0, NULL);                                    \
-  }                                                                                                          \
-  moe_status moe_grouped_mlp_bwd_##name(moe_context *ctx, const moe_grouped_mlp_args *args) {                \
-    return moe_grouped_mlp_run_(ctx, args, MOE_DTYPE_##NAME, 1, 0, NULL);                                    \
-  }                                                                                                          \
-  moe_status moe_grouped_mlp_##name##_workspace_size(moe_context *ctx, const moe_grouped_mlp_args *args,     \
-                                                     size_t *bytes) {                                        \
-    return moe_grouped_mlp_run_(ctx, args, MOE_DTYPE_##NAME, 0, 1, bytes);                                   \
-  }                                                                                                          \
-  moe_status moe_grouped_mlp_bwd_##name##_workspace_size(moe_context *ctx, const moe_grouped_mlp_args *args, \
-                                                         size_t *bytes) {                                    \
-    return moe_grouped_mlp_run_(ctx, args, MOE_DTYPE_##NAME, 1, 1, bytes);                                   \
+#define MOE_DEFINE_GROUPED_MLP_(function, dtype, backward)                                                  \
+  moe_status function(moe_context *ctx, const moe_grouped_mlp_args *args) {                                 \
+    return moe_grouped_mlp_run_(ctx, args, dtype, backward, 0, NULL);                                       \
+  }                                                                                                         \
+  moe_status function##_workspace_size(moe_context *ctx, const moe_grouped_mlp_args *args, size_t *bytes) { \
+    return moe_grouped_mlp_run_(ctx, args, dtype, backward, 1, bytes);                                      \
   }
-MOE_DTYPE_LIST(MOE_DEFINE_GROUPED_MLP_)
+#define MOE_DEFINE_GROUPED_MLPS_(name, type, NAME)                     \
+  MOE_DEFINE_GROUPED_MLP_(moe_grouped_mlp_##name, MOE_DTYPE_##NAME, 0) \
+  MOE_DEFINE_GROUPED_MLP_(moe_grouped_mlp_bwd_##name, MOE_DTYPE_##NAME, 1)
+MOE_DTYPE_LIST(MOE_DEFINE_GROUPED_MLPS_)
+#undef MOE_DEFINE_GROUPED_MLPS_
 #undef MOE_DEFINE_GROUPED_MLP_
 
 #endif

@@ -9,7 +9,7 @@ typedef struct moe_face_gate_ {
   int32_t tokens; /* rows of the shared expert */
 } moe_face_gate_;
 
-/* What a call has beside the layer where there is a shared expert: on the stack only then. */
+/* What a call needs where there is a shared expert: on the stack only then. */
 typedef struct moe_face_shared_forward_ {
   moe_forward_ forward;
   moe_blockwise_mm_fwd_args args;
@@ -657,30 +657,41 @@ MOE_FN moe_status moe_face_saved_bytes_(moe_context *ctx, const moe_layer *l, mo
   return moe_succeed_(ctx);
 }
 
-#define MOE_DEFINE_LAYER_(name, type, NAME)                                                                          \
-  moe_status moe_layer_forward_##name(moe_context *ctx, const moe_layer *layer, void *y, void *saved) {              \
-    const moe_pairs_ pairs = moe_face_pairs_(layer);                                                                 \
-    return moe_face_run_forward_(ctx, layer, &pairs, y, saved, MOE_DTYPE_##NAME, 0, NULL);                           \
-  }                                                                                                                  \
-  moe_status moe_layer_backward_##name(moe_context *ctx, const moe_layer *layer, const void *saved,                  \
-                                       const void *y_grad, const moe_layer_grads *grads) {                           \
-    const moe_pairs_ pairs = moe_face_pairs_(layer);                                                                 \
-    return moe_face_run_backward_(ctx, layer, &pairs, saved, y_grad, grads, MOE_DTYPE_##NAME, 0, NULL);              \
-  }                                                                                                                  \
+/* A call of moe_layer itself, whose pairs are top-k ids; or a question how many bytes it needs. */
+MOE_FN moe_status moe_face_forward_call_(moe_context *ctx, const moe_layer *l, void *y, void *saved, moe_dtype dtype,
+                                         int query, size_t *bytes) {
+  const moe_pairs_ pairs = moe_face_pairs_(l);
+  return moe_face_run_forward_(ctx, l, &pairs, y, saved, dtype, query, bytes);
+}
+MOE_FN moe_status moe_face_backward_call_(moe_context *ctx, const moe_layer *l, const void *saved, const void *y_grad,
+                                          const moe_layer_grads *grads, moe_dtype dtype, int query, size_t *bytes) {
+  const moe_pairs_ pairs = moe_face_pairs_(l);
+  return moe_face_run_backward_(ctx, l, &pairs, saved, y_grad, grads, dtype, query, bytes);
+}
+static const moe_layer_grads moe_face_no_grads_ = {0};
+
+#define MOE_DEFINE_LAYER_CALLS_(name, type, NAME)                                                       \
+  moe_status moe_layer_forward_##name(moe_context *ctx, const moe_layer *layer, void *y, void *saved) { \
+    return moe_face_forward_call_(ctx, layer, y, saved, MOE_DTYPE_##NAME, 0, NULL);                     \
+  }                                                                                                     \
+  moe_status moe_layer_backward_##name(moe_context *ctx, const moe_layer *layer, const void *saved,     \
+                                       const void *y_grad, const moe_layer_grads *grads) {              \
+    return moe_face_backward_call_(ctx, layer, saved, y_grad, grads, MOE_DTYPE_##NAME, 0, NULL);        \
+  }
+#define MOE_DEFINE_LAYER_SIZES_(name, type, NAME)                                                                    \
   moe_status moe_layer_saved_bytes_##name(moe_context *ctx, const moe_layer *layer, size_t *bytes) {                 \
     return moe_face_saved_bytes_(ctx, layer, MOE_DTYPE_##NAME, bytes);                                               \
   }                                                                                                                  \
   moe_status moe_layer_forward_##name##_workspace_size(moe_context *ctx, const moe_layer *layer, size_t *bytes) {    \
-    const moe_pairs_ pairs = moe_face_pairs_(layer);                                                                 \
-    return moe_face_run_forward_(ctx, layer, &pairs, NULL, NULL, MOE_DTYPE_##NAME, 1, bytes);                        \
+    return moe_face_forward_call_(ctx, layer, NULL, NULL, MOE_DTYPE_##NAME, 1, bytes);                               \
   }                                                                                                                  \
   moe_status moe_layer_backward_##name##_workspace_size(moe_context *ctx, const moe_layer *layer, const void *saved, \
                                                         size_t *bytes) {                                             \
-    const moe_pairs_ pairs = moe_face_pairs_(layer);                                                                 \
-    const moe_layer_grads none = {0};                                                                                \
-    return moe_face_run_backward_(ctx, layer, &pairs, saved, NULL, &none, MOE_DTYPE_##NAME, 1, bytes);               \
+    return moe_face_backward_call_(ctx, layer, saved, NULL, &moe_face_no_grads_, MOE_DTYPE_##NAME, 1, bytes);        \
   }
-MOE_DTYPE_LIST(MOE_DEFINE_LAYER_)
-#undef MOE_DEFINE_LAYER_
+MOE_DTYPE_LIST(MOE_DEFINE_LAYER_CALLS_)
+MOE_DTYPE_LIST(MOE_DEFINE_LAYER_SIZES_)
+#undef MOE_DEFINE_LAYER_CALLS_
+#undef MOE_DEFINE_LAYER_SIZES_
 
 #endif
