@@ -224,6 +224,7 @@ static void test_quantized(void **state) {
         moe_quantized_weight w = {.element = (moe_element)element, .scaling = (moe_weight_scaling)scaling};
         if (scaling == MOE_WEIGHT_MX) w.layout = (moe_mx_layout)(layout % MOE_MX_LAYOUT_COUNT_);
         if (scaling == MOE_WEIGHT_MX) w.scales_layout = (moe_mx_scales)(layout / MOE_MX_LAYOUT_COUNT_);
+        w.out_in = layout / 2 % 2; /* the same as the order ENK */
         if (scaling == MOE_WEIGHT_BLOCK) {
           w.block = layout % 2 ? 16 : 0, w.repeat = layout / 2 ? 3 : 0, w.block_columns = layout / 4 ? 5 : 0;
           w.first_k = layout % 3 * 5, w.first_column = layout % 4, w.scales_type = (moe_scales_type)(layout / 2);

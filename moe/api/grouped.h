@@ -43,7 +43,8 @@ typedef enum moe_topk_mode {
    and bias_grad are 0. There may be no tokens: tensors without elements may be NULL.
    quantized_W stands for W in forward and dx, as moe_quantized_weight says of the forward and the backward. Groups and
    blocks along K are those of the forward's contraction. An MX weight is one part with N columns, stored as its layout
-   has that, whatever weight_order is; so is GROUP: codes [E,N,ceil(K*bits/8)]. Scales:
+   has that, whatever weight_order is; so is GROUP: codes [E,N,ceil(K*bits/8)]. With out_in the others are as of
+   MOE_GROUPED_ENK, too. Scales:
      STATIC [1]   STATIC_PER_EXPERT [E]   COLUMN [N]   COLUMN_PER_EXPERT [E,N]
      BLOCK [E,ceil(N/block_columns),ceil(K/block),repeat], of MOE_GROUPED_EKN
            [E,ceil(K/block),ceil(N/block_columns),repeat]
