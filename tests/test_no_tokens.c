@@ -288,15 +288,30 @@ static void test_arrays(void **state) {
 
 /* ------------------------------------------------------------------------------------- other faces of the layer */
 
-/* moe_layer_*, moe_grouped_*: options by the bits of i. */
-static void test_faces(void **state) {
+/* Options by the bits of i: what is accumulated, biases, ... Gradients begin with `old`, or with what must not stay. */
+static float begin(int i) {
+  const float old = i & 1 ? 3.0f : 0.0f;
+  fill(weight_grad, GRADS, old ? old : 7.0f), fill(bias_grad, 2 * E * (H + I), old ? old : 7.0f);
+  return old;
+}
+
+enum { BIASES = MOE_ACCUMULATE_GATE_UP_BIAS_GRAD | MOE_ACCUMULATE_DOWN_BIAS_GRAD };
+
+#define LAYER_CALLS(name, type, NAME)                                              \
+  if (dtype == MOE_DTYPE_##NAME) {                                                 \
+    CALL(moe_layer_saved_bytes_##name(&ctx, &l, &bytes), ctx);                     \
+    assert_int_equal(bytes, 0);                                                    \
+    CALL(moe_layer_forward_##name##_workspace_size(&ctx, &l, &bytes), ctx);        \
+    CALL(moe_layer_forward_##name(&ctx, &l, NULL, NULL), ctx);                     \
+    CALL(moe_layer_backward_##name##_workspace_size(&ctx, &l, NULL, &bytes), ctx); \
+    CALL(moe_layer_backward_##name(&ctx, &l, NULL, NULL, &g), ctx);                \
+  }
+
+static void test_moe_layer(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
-  static const int32_t none[E];
-  float *const down_grad = weight_grad + 2 * E * H * I / 2;
   for (int i = 0; i < 16; i++) {
     moe_context ctx = context(i);
-    const float old = i & 1 ? 3.0f : 0.0f;
-    const uint32_t biases = MOE_ACCUMULATE_GATE_UP_BIAS_GRAD | MOE_ACCUMULATE_DOWN_BIAS_GRAD;
+    const float old = begin(i);
     const void *bias = i & 2 ? weight : NULL;
     const moe_layer l = {.H = H,
                          .I = I,
@@ -308,16 +323,40 @@ static void test_faces(void **state) {
                          .down_bias = bias,
                          .identity_experts = i & 4 ? 2 : 0,
                          .config = {.skip_gate = i >> 3 & 1}};
-    moe_layer_grads g = {.gate_up = weight_grad,
-                         .gate_up_bias = bias_grad,
-                         .down_bias = bias_grad + 2 * E * I,
-                         .weight_dtype = MOE_DTYPE_F32,
-                         .accumulate = i & 1 ? MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD | biases : 0};
+    const moe_layer_grads g = {.gate_up = weight_grad,
+                               .gate_up_bias = bias_grad,
+                               .down_bias = bias_grad + 2 * E * I,
+                               .weight_dtype = MOE_DTYPE_F32,
+                               .accumulate = i & 1 ? MOE_ACCUMULATE_GATE_UP_WEIGHT_GRAD | (uint32_t)BIASES : 0};
+    size_t bytes = 1;
+    MOE_DTYPE_LIST(LAYER_CALLS)
+    assert_all(weight_grad, 2 * E * H * I, old), assert_all(bias_grad, E * (2 * I + H), old);
+  }
+}
+
+#define MLP_CALLS(name, type, NAME)                                                \
+  if (dtype == MOE_DTYPE_##NAME) {                                                 \
+    CALL(moe_grouped_mlp_##name##_workspace_size(&ctx, &m, &bytes), ctx);          \
+    CALL(moe_grouped_mlp_##name(&ctx, &m), ctx);                                   \
+    m.accumulate = i & 1 ? MOE_ACCUMULATE_DOWN_WEIGHT_GRAD | (uint32_t)BIASES : 0; \
+    CALL(moe_grouped_mlp_bwd_##name##_workspace_size(&ctx, &m, &bytes), ctx);      \
+    CALL(moe_grouped_mlp_bwd_##name(&ctx, &m), ctx);                               \
+  }
+
+static const int32_t no_rows[E];
+
+static void test_grouped_mlp(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  float *const down_grad = weight_grad + 2 * E * H * I / 2;
+  for (int i = 0; i < 16; i++) {
+    moe_context ctx = context(i);
+    const float old = begin(i);
+    const void *bias = i & 2 ? weight : NULL;
     moe_grouped_mlp_args m = {.topk = K,
                               .E = E,
                               .H = H,
                               .I = I,
-                              .m_sizes = none,
+                              .m_sizes = no_rows,
                               .gate_up = weight,
                               .down = weight,
                               .gate_up_bias = bias,
@@ -325,53 +364,46 @@ static void test_faces(void **state) {
                               .ddown = down_grad,
                               .ddown_bias = bias_grad,
                               .weight_grad_dtype = MOE_DTYPE_F32};
+    size_t bytes = 1;
+    MOE_DTYPE_LIST(MLP_CALLS)
+    assert_all(down_grad, E * I * H, old), assert_all(bias_grad, E * H, old);
+  }
+}
+
+#define GEMM_CALLS(name, type, NAME)                                          \
+  if (dtype == MOE_DTYPE_##NAME) {                                            \
+    CALL(moe_grouped_gemm_##name##_workspace_size(&ctx, &p, &bytes), ctx);    \
+    CALL(moe_grouped_gemm_##name(&ctx, &p), ctx);                             \
+    CALL(moe_grouped_gemm_dx_##name##_workspace_size(&ctx, &p, &bytes), ctx); \
+    CALL(moe_grouped_gemm_dx_##name(&ctx, &p), ctx);                          \
+    CALL(moe_grouped_gemm_dw_##name##_workspace_size(&ctx, &p, &bytes), ctx); \
+    CALL(moe_grouped_gemm_dw_##name(&ctx, &p), ctx);                          \
+  }
+
+static void test_grouped_gemm(void **state) {
+  const moe_dtype dtype = *(const moe_dtype *)*state;
+  for (int i = 0; i < 16; i++) {
+    moe_context ctx = context(i);
+    const float old = begin(i);
     const moe_grouped_gemm_args p = {.topk = K,
                                      .E = E,
                                      .N = I,
                                      .K = H,
-                                     .m_sizes = none,
+                                     .m_sizes = no_rows,
                                      .permute_x = i >> 1 & 1,
                                      .W = weight,
-                                     .bias = bias,
+                                     .bias = i & 2 ? weight : NULL,
                                      .dW = weight_grad,
                                      .bias_grad = bias_grad,
                                      .weight_grad_dtype = MOE_DTYPE_F32,
                                      .accumulate = i & 1 ? MOE_ACCUMULATE_DW | MOE_ACCUMULATE_BIAS_GRAD : 0};
     moe_tune_entry entry;
     moe_tune_table table = {&entry, 0, 1};
-    size_t bytes = 1;
-#define FRESH() fill(weight_grad, GRADS, old ? old : 7.0f), fill(bias_grad, 2 * E * (H + I), old ? old : 7.0f)
-#define FACES(name, type, NAME)                                                              \
-  if (dtype == MOE_DTYPE_##NAME) {                                                           \
-    FRESH();                                                                                 \
-    CALL(moe_layer_saved_bytes_##name(&ctx, &l, &bytes), ctx);                               \
-    assert_int_equal(bytes, 0);                                                              \
-    CALL(moe_layer_forward_##name##_workspace_size(&ctx, &l, &bytes), ctx);                  \
-    CALL(moe_layer_forward_##name(&ctx, &l, NULL, NULL), ctx);                               \
-    CALL(moe_layer_backward_##name##_workspace_size(&ctx, &l, NULL, &bytes), ctx);           \
-    CALL(moe_layer_backward_##name(&ctx, &l, NULL, NULL, &g), ctx);                          \
-    assert_all(weight_grad, 2 * E * H * I, old), assert_all(bias_grad, E *(2 * I + H), old); \
-    FRESH();                                                                                 \
-    CALL(moe_grouped_mlp_##name##_workspace_size(&ctx, &m, &bytes), ctx);                    \
-    CALL(moe_grouped_mlp_##name(&ctx, &m), ctx);                                             \
-    m.accumulate = i & 1 ? MOE_ACCUMULATE_DOWN_WEIGHT_GRAD | biases : 0;                     \
-    CALL(moe_grouped_mlp_bwd_##name##_workspace_size(&ctx, &m, &bytes), ctx);                \
-    CALL(moe_grouped_mlp_bwd_##name(&ctx, &m), ctx);                                         \
-    assert_all(down_grad, E *I *H, old), assert_all(bias_grad, E *H, old);                   \
-    FRESH();                                                                                 \
-    CALL(moe_grouped_gemm_##name##_workspace_size(&ctx, &p, &bytes), ctx);                   \
-    CALL(moe_grouped_gemm_##name(&ctx, &p), ctx);                                            \
-    CALL(moe_grouped_gemm_dx_##name##_workspace_size(&ctx, &p, &bytes), ctx);                \
-    CALL(moe_grouped_gemm_dx_##name(&ctx, &p), ctx);                                         \
-    CALL(moe_grouped_gemm_dw_##name##_workspace_size(&ctx, &p, &bytes), ctx);                \
-    CALL(moe_grouped_gemm_dw_##name(&ctx, &p), ctx);                                         \
-    assert_all(weight_grad, E *I *H, old), assert_all(bias_grad, E *I, old);                 \
-  }
-    MOE_DTYPE_LIST(FACES)
-#undef FACES
-#undef FRESH
     const moe_tune_grouped_gemm_args tune = {
         .gemm = &p, .op = (moe_tune_op)(i % MOE_TUNE_OP_COUNT_), .dtype = dtype, .table = &table, .repeats = 1};
+    size_t bytes = 1;
+    MOE_DTYPE_LIST(GEMM_CALLS)
+    assert_all(weight_grad, E * I * H, old), assert_all(bias_grad, E * I, old);
     CALL(moe_tune_grouped_gemm(&ctx, &tune), ctx);
     assert_int_equal(table.count, 1);
   }
@@ -511,10 +543,10 @@ static void test_all(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {EACH_DTYPE(test_router),          cmocka_unit_test(test_losses),
-                                     cmocka_unit_test(test_blocks),    EACH_DTYPE(test_layer),
-                                     cmocka_unit_test(test_no_blocks), cmocka_unit_test(test_arrays),
-                                     EACH_DTYPE(test_faces),           cmocka_unit_test(test_mlp),
-                                     cmocka_unit_test(test_routings),  cmocka_unit_test(test_all)};
+  const struct CMUnitTest tests[] = {
+      EACH_DTYPE(test_router),    cmocka_unit_test(test_losses),    cmocka_unit_test(test_blocks),
+      EACH_DTYPE(test_layer),     cmocka_unit_test(test_no_blocks), cmocka_unit_test(test_arrays),
+      EACH_DTYPE(test_moe_layer), EACH_DTYPE(test_grouped_mlp),     EACH_DTYPE(test_grouped_gemm),
+      cmocka_unit_test(test_mlp), cmocka_unit_test(test_routings),  cmocka_unit_test(test_all)};
   return cmocka_run_group_tests_name("no tokens", tests, NULL, NULL);
 }
