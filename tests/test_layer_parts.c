@@ -476,6 +476,13 @@ static void refused(void **state) {
                            .gate_up = gate_up,
                            .down = down};
   const moe_shared_expert_grads also = {.gate = w};
+  const moe_quantized_weight no_codes = {.scales = w};
+  const moe_quantized_weight misaligned = {.element = MOE_ELEMENT_INT4,
+                                           .scaling = MOE_WEIGHT_GROUP,
+                                           .block = 2,
+                                           .codes = w,
+                                           .scales = w,
+                                           .global_scale = (const float *)(const void *)((const char *)w + 1)};
   moe_layer_grads grads = {.x = y};
   moe_layer l = usual;
   size_t bytes;
@@ -495,6 +502,8 @@ static void refused(void **state) {
   EXPECT(ERROR_INVALID_OPTION, "shared->orders.per_expert ", FORWARD, shared.orders.per_expert = 1);
   EXPECT(ERROR_INVALID_OPTION, "shared->orders.down ", FORWARD, shared.orders.down = MOE_ORDER_INTERLEAVED);
   EXPECT(ERROR_MISALIGNED, "shared->gate ", FORWARD, shared.gate = (char *)w + 1);
+  EXPECT(ERROR_NULL_ARGUMENT, "shared->quantized_down->codes ", FORWARD, shared.quantized_down = &no_codes);
+  EXPECT(ERROR_MISALIGNED, "shared->quantized_down->global_scale ", FORWARD, shared.quantized_down = &misaligned);
   EXPECT(ERROR_NULL_ARGUMENT, "router->router_weight ", FORWARD, router.router_weight = NULL);
   EXPECT(ERROR_NULL_ARGUMENT, "router->router_logits ", FORWARD, router.router_logits = NULL);
   EXPECT(ERROR_NULL_ARGUMENT, "router->expert_index ", FORWARD, router.expert_index = NULL);
