@@ -1,5 +1,6 @@
 /* test_layer_shared: a shared expert whose weights are quantised or packed is what a routed expert of the same weights
-   is that every token has with weight 1: 0 differing bits in y and x's gradient, kept and computed again. */
+   is that every token has with weight 1: 0 differing bits in y and x's gradient, kept and computed again. And a layer
+   that has every tensor there can be. */
 #include "support/layer_parts.h"
 #include "support/quantized_layer.h"
 
@@ -82,7 +83,97 @@ static void as_routed(void **state) {
   test_use_best_isa();
 }
 
+/* ------------------------------------------------------------------------------------------------------ everything */
+
+enum { ROOM = 4096, E_ALL = 3, H_ALL = 8, I_ALL = 4 };
+static int64_t rooms;
+
+/* Memory of zeroes for any tensor, one behind the other. */
+static void *room(void) {
+  static _Alignas(64) char all[64][ROOM];
+  assert_true(rooms < 64);
+  return all[rooms++];
+}
+static float *ones(void) {
+  float *x = room();
+  for (int i = 0; i < ROOM / 4; i++) x[i] = 1;
+  return x;
+}
+
+static moe_quantized_weight groups(void) {
+  return (moe_quantized_weight){.element = MOE_ELEMENT_UINT4,
+                                .scaling = MOE_WEIGHT_GROUP,
+                                .block = 2,
+                                .codes = room(),
+                                .scales = ones(),
+                                .global_scale = ones(),
+                                .zero_points = room()};
+}
+
+/* Every tensor at once: no list is too short for them (under a sanitizer, that is). Codes and zero points are 0, so y is
+   what biases and the identity expert make, and gate's bias, which is 0, makes silu(0) = 0. */
+static void everything(void **state) {
+  (void)state;
+  enum { K = 2 };
+  moe_context ctx = {.allocate = parts_take, .release = parts_give};
+  const moe_quantized_weight w[] = {groups(), groups(), groups(), groups()};
+  const moe_quantized_activation x = {.element = MOE_ELEMENT_E4M3FN, .codes = room(), .scales = room()};
+  const moe_mx_rounding rounding = {.enabled = 1, .element = MOE_ELEMENT_E4M3FN};
+  const moe_router_topk_args router = {.router_weight = room(),
+                                       .router_bias = room(),
+                                       .selection_bias = room(),
+                                       .token_mask = memset(room(), 1, T),
+                                       .router_logits = room(),
+                                       .expert_index = room(),
+                                       .expert_weights = room()};
+  const moe_shared_expert shared = {.I = I_ALL,
+                                    .orders = {.up_apart = 1},
+                                    .quantized_gate_up = &w[2],
+                                    .quantized_down = &w[3],
+                                    .gate_up_bias = room(),
+                                    .down_bias = ones(),
+                                    .gate = room()};
+  const moe_layer l = {.T = T,
+                       .H = H_ALL,
+                       .I = I_ALL,
+                       .E = E_ALL,
+                       .K = K,
+                       .identity_experts = 1,
+                       .quantized_x = &x,
+                       .router = &router,
+                       .expert_scale = ones(),
+                       .shared = &shared,
+                       .orders = {.up_apart = 1},
+                       .quantized_gate_up = &w[0],
+                       .quantized_down = &w[1],
+                       .gate_up_bias = room(),
+                       .down_bias = room(),
+                       .keep_results = 1,
+                       .mx = {.activations = rounding, .gate_up_in_scale = ones(), .down_in_scale = ones()}};
+  const moe_shared_expert_grads of_shared = {room(), room(), room(), room(), room(), room()};
+  const moe_layer_grads grads = {.x = room(),
+                                 .topk_weights = room(),
+                                 .expert_scale = room(),
+                                 .router_logits = room(),
+                                 .router_weight = room(),
+                                 .router_bias = room(),
+                                 .shared = &of_shared,
+                                 .gate_up = room(),
+                                 .down = room(),
+                                 .up = room(),
+                                 .gate_up_bias = room(),
+                                 .down_bias = room()};
+  float *y = room(), *saved = room(), *dy = ones();
+  size_t bytes;
+  assert_int_equal(moe_layer_saved_bytes_f32(&ctx, &l, &bytes), MOE_OK);
+  assert_true(bytes <= ROOM);
+  parts_run_forward(MOE_DTYPE_F32, &ctx, l, y, saved);
+  for (int i = 0; i < T * H_ALL; i++) assert_true(y[i] == 0.5f); /* the shared expert's bias, its gate sigmoid(0) */
+  parts_run_backward(MOE_DTYPE_F32, &ctx, l, saved, dy, &grads);
+  for (int i = 0; i < H_ALL; i++) assert_true(((float *)of_shared.down_bias)[i] == 0.5f * T);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {EACH_DTYPE(as_routed)};
+  const struct CMUnitTest tests[] = {EACH_DTYPE(as_routed), cmocka_unit_test(everything)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ typedef struct moe_tensor_ {
 } moe_tensor_;
 
 /* The tensors of a call. Where the bit `each >> i & 1` is set, tensor i is an array of pointers to `experts` of them. */
-enum { MOE_TENSORS_MAX_ = 48 };
+enum { MOE_TENSORS_MAX_ = 64 }; /* a moe_layer with all that there can be has 53 */
 typedef struct moe_tensors_ {
   moe_tensor_ tensor[MOE_TENSORS_MAX_];
   int count;
