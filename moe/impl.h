@@ -167,6 +167,7 @@ MOE_QUICK_CALLS_BEGIN
 #include "layer/down_grad.h"
 #include "layer/blockwise_fwd.h"
 #include "layer/blockwise_bwd.h"
+#include "layer/face_names.h"
 #include "layer/moe_layer.h"
 #include "layer/grouped_mlp.h"
 #include "layer/grouped_gemm.h"

@@ -22,6 +22,7 @@
 #include "tensor.h"
 #include "model.h"
 #include "bind.h"
+#include "operands.h"
 #include "describe.h"
 #include "bound.h"
 #include "bound_mx.h"
