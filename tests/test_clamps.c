@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "support/problem.h"
 #include "support/random.h"
 
 enum { I = 64, PARTS = 2 };
@@ -130,10 +131,10 @@ static void check(const struct layer *l, const float limit[4]) {
   assert_memory_equal(grad, again, sizeof grad);
   for (int part = 0; part < PARTS; part++)
     for (int i = 0; i < I; i++) {
-      const double x = l->weight[part][i], other = l->weight[!part][i];
+      const double own = l->weight[part][i], other = l->weight[!part][i];
       const float *mine = limit + 2 * part, *theirs = limit + 2 * !part;
-      const int inside = x < mine[0] && x > mine[1];
-      const double factor = fmax(fmin(other, theirs[0]), theirs[1]), kept = fmax(fmin(x, mine[0]), mine[1]);
+      const int inside = own < mine[0] && own > mine[1];
+      const double factor = fmax(fmin(other, theirs[0]), theirs[1]), kept = fmax(fmin(own, mine[0]), mine[1]);
       if (!inside) assert_true(grad[part][i] == 0);
       else assert_true(fabs(grad[part][i] - factor) <= step(l) * fabs(factor) + 0x1p-24 * (step(l) > 0));
       assert_true(fabs(saved[part][i] - kept) <= step(l) * fabs(kept) + 0x1p-24 * (step(l) > 0));
@@ -244,42 +245,40 @@ static void test_overflow(void **state) {
 static void test_typed(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   static const int32_t id = 0, expert = 0;
-  for (int recompute = 0; recompute < 2; recompute++)
+  for (int recompute = 0; recompute < 2 && dtype != MOE_DTYPE_F32; recompute++)
     for (int limited = 0; limited < 3; limited++) {
       const float second[] = {-0x1p-16f, 0, 0x1p-16f}, wide[4] = {7, 2, second[limited], 0}, ones[2] = {1, 1};
-      float down[2] = {1, 0}, back[4] = {0};
-      uint16_t x[2], w[4], d[2], y[2], saved[2], grad[4];
+      const float first[2] = {1, 0};
+      float back[4] = {0};
+      uint16_t hidden[2] = {0}, w[4] = {0}, d[2] = {0}, output[2], saved[2], grad[4];
       moe_context ctx = {.allocate = allocate, .release = release};
-      moe_blockwise_layer layer = {.T = 1,
-                                   .H = 2,
-                                   .I = 1,
-                                   .E = 1,
-                                   .N = 1,
-                                   .B = 1,
-                                   .token_position_to_id = &id,
-                                   .block_to_expert = &expert,
-                                   .config = {.activation = MOE_ACT_IDENTITY,
-                                              .affinity_mode = MOE_AFFINITY_NO_SCALE,
-                                              .clamp = MOE_CLAMP_GATE_UPPER,
-                                              .gate_clamp_upper_limit = 7}};
-#define TYPED(name, type, NAME)                                                                                       \
-  if (dtype == MOE_DTYPE_##NAME && sizeof(type) == 2) {                                                               \
-    moe_##name##_from_f32(&ctx, (type *)(void *)x, ones, 2), moe_##name##_from_f32(&ctx, (type *)(void *)w, wide, 4); \
-    moe_##name##_from_f32(&ctx, (type *)(void *)d, down, 2);                                                          \
-    layer.hidden_states = x, layer.gate_up_proj_weight = w, layer.down_proj_weight = d;                               \
-    const moe_blockwise_mm_fwd_args f = {.layer = layer, .gate_up_activations_T = saved, .output = y};                \
-    const moe_blockwise_mm_bwd_args b = {.layer = layer,                                                              \
-                                         .gate_up_activations_T = recompute ? NULL : saved,                           \
-                                         .output_hidden_states_grad = d,                                              \
-                                         .gate_up_proj_weight_grad = grad};                                           \
-    assert_int_equal(moe_blockwise_mm_fwd_##name(&ctx, &f), MOE_OK);                                                  \
-    assert_int_equal(moe_blockwise_mm_bwd_##name(&ctx, &b), MOE_OK);                                                  \
-    moe_##name##_to_f32(&ctx, back, (const type *)(const void *)grad, 4);                                             \
-    assert_true(back[0] == (limited ? 0 : 2) && back[2] == back[0]);                                                  \
-    assert_true(fabsf(back[1] - 7) <= 7 * 0x1p-7f);                                                                   \
-  }
-      MOE_DTYPE_LIST(TYPED)
-#undef TYPED
+      test_from_f32(dtype, hidden, ones, 2), test_from_f32(dtype, w, wide, 4), test_from_f32(dtype, d, first, 2);
+      const moe_blockwise_layer layer = {.T = 1,
+                                         .H = 2,
+                                         .I = 1,
+                                         .E = 1,
+                                         .N = 1,
+                                         .B = 1,
+                                         .hidden_states = hidden,
+                                         .gate_up_proj_weight = w,
+                                         .down_proj_weight = d,
+                                         .token_position_to_id = &id,
+                                         .block_to_expert = &expert,
+                                         .config = {.activation = MOE_ACT_IDENTITY,
+                                                    .affinity_mode = MOE_AFFINITY_NO_SCALE,
+                                                    .clamp = MOE_CLAMP_GATE_UPPER,
+                                                    .gate_clamp_upper_limit = 7}};
+      const struct problem_args args = {.dtype = dtype,
+                                        .forward = {.layer = layer, .gate_up_activations_T = saved, .output = output},
+                                        .backward = {.layer = layer,
+                                                     .gate_up_activations_T = recompute ? NULL : saved,
+                                                     .output_hidden_states_grad = d,
+                                                     .gate_up_proj_weight_grad = grad}};
+      assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_OK);
+      assert_int_equal(problem_call(PROBLEM_BACKWARD, &ctx, &args), MOE_OK);
+      assert_int_equal(test_to_f32(dtype, back, grad, 4), MOE_OK);
+      assert_true(back[0] == (limited ? 0 : 2) && back[2] == back[0]);
+      assert_true(fabsf(back[1] - 7) <= 7 * 0x1p-7f);
     }
 }
 

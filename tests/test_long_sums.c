@@ -124,14 +124,14 @@ static void test_equal_logits(void **state) {
     float loss;
     moe_context ctx = context(2);
     for (int64_t i = 0; i < EXPERTS * 10000; i++) z[i] = v;
-    moe_router_loss_args a = {
+    moe_router_loss_args of_equal = {
         .T = 10000, .E = EXPERTS, .K = 1, .coefficient = 1, .router_logits = z, .expert_index = index, .loss = &loss};
-    assert_int_equal(moe_router_z_loss(&ctx, &a), MOE_OK);
+    assert_int_equal(moe_router_z_loss(&ctx, &of_equal), MOE_OK);
     assert_true(fabs(loss - want) <= 8 * u * want);
     for (int i = 0; i < 3; i++) {
-      a.score_function = functions[i % 2], a.expert_counts = i == 2 ? counts : NULL,
-      a.total_tokens = i == 2 ? TOKENS : 0;
-      assert_int_equal(moe_router_load_balance_loss(&ctx, &a), MOE_OK);
+      of_equal.score_function = functions[i % 2], of_equal.expert_counts = i == 2 ? counts : NULL,
+      of_equal.total_tokens = i == 2 ? TOKENS : 0;
+      assert_int_equal(moe_router_load_balance_loss(&ctx, &of_equal), MOE_OK);
       assert_true(fabs(loss * (i == 2 ? 10 : 1) - 1) <= 8 * u);
     }
   }

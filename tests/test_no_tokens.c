@@ -104,7 +104,7 @@ static void test_losses(void **state) {
                                     .K = K,
                                     .coefficient = 0.5f,
                                     .loss = &loss,
-                                    .logit_softcap = i & 1 ? 2 : 0,
+                                    .logit_softcap = i & 1 ? 2.0f : 0.0f,
                                     .total_tokens = i / 2 == 1 ? 6 : 0,
                                     .expert_counts = i / 2 == 1 ? counts : NULL,
                                     .S = i == 4,

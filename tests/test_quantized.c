@@ -100,7 +100,7 @@ static void test_float_scales(void **state) {
     s.gate_up.scaling = (moe_weight_scaling)(1 + i % 5), s.down.scaling = (moe_weight_scaling)(1 + i / 5 % 5);
     s.gate_up.block = s.down.block = blocks[i % 5], s.gate_up.repeat = s.down.repeat = repeats[i % 3];
     s.gate_up.element = s.down.element = element_wide(i);
-    s.gate_up.out_in = i / 2 % 2, s.down.out_in = i % 2;
+    s.gate_up.out_in = (int)(i / 2 % 2), s.down.out_in = (int)(i % 2);
     s.powers = test_dtype_narrow(dtype) || s.gate_up.scaling != MOE_WEIGHT_BLOCK || s.down.scaling != MOE_WEIGHT_BLOCK;
     struct problem_options o =
         shape(9500 + (uint64_t)i, dtype, odd[test_random_range(&rng, 0, 13)], odd[test_random_range(&rng, 0, 13)]);
