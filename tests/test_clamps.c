@@ -250,7 +250,7 @@ static void test_typed(void **state) {
       const float second[] = {-0x1p-16f, 0, 0x1p-16f}, wide[4] = {7, 2, second[limited], 0}, ones[2] = {1, 1};
       const float first[2] = {1, 0};
       float back[4] = {0};
-      uint16_t hidden[2] = {0}, w[4] = {0}, d[2] = {0}, output[2], saved[2], grad[4];
+      float hidden[2], w[4], d[2], output[2], saved[2], grad[4]; /* of any type */
       moe_context ctx = {.allocate = allocate, .release = release};
       test_from_f32(dtype, hidden, ones, 2), test_from_f32(dtype, w, wide, 4), test_from_f32(dtype, d, first, 2);
       const moe_blockwise_layer layer = {.T = 1,

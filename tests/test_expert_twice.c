@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "support/problem.h"
 #include "support/random.h"
 
 enum { T = 3, E = 4, K = 3, B = 2, N = 8, H = 2, I = 2 };
@@ -55,11 +56,34 @@ static void test_blocks(void **state) {
   }
 }
 
+/* y of a token, and its affinities' gradients, in double. */
+static void expect_token(int t, const float *x, const float *dy, const float *wide, const float *narrow, double *y,
+                         double *grad) {
+  for (int k = 0; k < K; k++) {
+    const int e = chosen[t * K + k];
+    double m[I], dot = 0;
+    for (int i = 0; i < I && e >= 0; i++) {
+      double g = 0, u = 0;
+      for (int h = 0; h < H; h++) {
+        const float *row = wide + (e * H + h) * 2 * I;
+        g += (double)x[t * H + h] * row[i], u += (double)x[t * H + h] * row[I + i];
+      }
+      m[i] = g * u;
+    }
+    for (int h = 0; h < H && e >= 0; h++) {
+      double d = 0;
+      for (int i = 0; i < I; i++) d += m[i] * narrow[(e * I + i) * H + h];
+      y[h] += weights[t * K + k] * d, dot += dy[t * H + h] * d;
+    }
+    if (e >= 0) grad[e] = dot; /* of this slot's weight */
+  }
+}
+
 /* Expert 2's sum of weights, 3, is more than token 2's 2, though each of them is less. */
 static void test_layer(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   float affinities[(T + 1) * E], da[T * E], x[T * H], dy[T * H], wide[E * H * 2 * I], narrow[E * I * H], y[T * H];
-  uint16_t stored[4][E * H * 2 * I], result[T * H];
+  float stored[4][E * H * 2 * I], result[T * H]; /* of any type */
   int32_t ids[N * B], experts[N];
   uint64_t seed = 5;
   moe_context ctx = context;
@@ -67,68 +91,42 @@ static void test_layer(void **state) {
   for (int i = 0; i < E * I * H; i++) narrow[i] = (float)test_random_range(&seed, -2, 2);
   for (int i = 0; i < T * H; i++)
     x[i] = (float)test_random_range(&seed, 1, 2), dy[i] = (float)test_random_range(&seed, 1, 2);
-  const moe_route_blocks_args a = {.T = T,
-                                   .E = E,
-                                   .K = K,
-                                   .B = B,
-                                   .N = N,
-                                   .expert_index = chosen,
-                                   .expert_weights = weights,
-                                   .expert_affinities_masked = affinities,
-                                   .token_position_to_id = ids,
-                                   .block_to_expert = experts};
-  moe_blockwise_mm_fwd_args f = {.layer = {.T = T,
-                                           .H = H,
-                                           .I = I,
-                                           .E = E,
-                                           .N = N,
-                                           .B = B,
-                                           .hidden_states = x,
-                                           .expert_affinities_masked = affinities,
-                                           .gate_up_proj_weight = wide,
-                                           .down_proj_weight = narrow,
-                                           .token_position_to_id = ids,
-                                           .block_to_expert = experts,
-                                           .config = {.activation = MOE_ACT_IDENTITY}},
-                                 .output = y};
-  assert_int_equal(moe_route_blocks(&ctx, &a), MOE_OK);
-  moe_blockwise_mm_bwd_args b = {.output_hidden_states_grad = dy, .expert_affinities_masked_grad = da};
-#define LAYER(name, type, NAME)                                                                       \
-  if (dtype == MOE_DTYPE_##NAME && sizeof(type) == 2) {                                               \
-    moe_##name##_from_f32(&ctx, (type *)(void *)stored[0], x, T *H);                                  \
-    moe_##name##_from_f32(&ctx, (type *)(void *)stored[1], dy, T *H);                                 \
-    moe_##name##_from_f32(&ctx, (type *)(void *)stored[2], wide, E *H * 2 * I);                       \
-    moe_##name##_from_f32(&ctx, (type *)(void *)stored[3], narrow, E *I *H);                          \
-    f.layer.hidden_states = stored[0], f.layer.gate_up_proj_weight = stored[2];                       \
-    f.layer.down_proj_weight = stored[3], f.output = result, b.output_hidden_states_grad = stored[1]; \
-  }                                                                                                   \
-  b.layer = f.layer;                                                                                  \
-  if (dtype == MOE_DTYPE_##NAME) {                                                                    \
-    assert_int_equal(moe_blockwise_mm_fwd_##name(&ctx, &f), MOE_OK);                                  \
-    assert_int_equal(moe_blockwise_mm_bwd_##name(&ctx, &b), MOE_OK);                                  \
-    if (sizeof(type) == 2) moe_##name##_to_f32(&ctx, y, (type *)(void *)result, T *H);                \
-  }
-  MOE_DTYPE_LIST(LAYER)
-#undef LAYER
+  test_from_f32(dtype, stored[0], x, T * H), test_from_f32(dtype, stored[1], dy, T * H);
+  test_from_f32(dtype, stored[2], wide, E * H * 2 * I), test_from_f32(dtype, stored[3], narrow, E * I * H);
+  const moe_route_blocks_args route = {.T = T,
+                                       .E = E,
+                                       .K = K,
+                                       .B = B,
+                                       .N = N,
+                                       .expert_index = chosen,
+                                       .expert_weights = weights,
+                                       .expert_affinities_masked = affinities,
+                                       .token_position_to_id = ids,
+                                       .block_to_expert = experts};
+  const moe_blockwise_layer layer = {.T = T,
+                                     .H = H,
+                                     .I = I,
+                                     .E = E,
+                                     .N = N,
+                                     .B = B,
+                                     .hidden_states = stored[0],
+                                     .expert_affinities_masked = affinities,
+                                     .gate_up_proj_weight = stored[2],
+                                     .down_proj_weight = stored[3],
+                                     .token_position_to_id = ids,
+                                     .block_to_expert = experts,
+                                     .config = {.activation = MOE_ACT_IDENTITY}};
+  const struct problem_args args = {
+      .dtype = dtype,
+      .forward = {.layer = layer, .output = result},
+      .backward = {.layer = layer, .output_hidden_states_grad = stored[1], .expert_affinities_masked_grad = da}};
+  assert_int_equal(moe_route_blocks(&ctx, &route), MOE_OK);
+  assert_int_equal(problem_call(PROBLEM_FORWARD, &ctx, &args), MOE_OK);
+  assert_int_equal(problem_call(PROBLEM_BACKWARD, &ctx, &args), MOE_OK);
+  assert_int_equal(test_to_f32(dtype, y, result, T * H), MOE_OK);
   for (int t = 0; t < T; t++) {
     double sum[H] = {0}, grad[E] = {0};
-    for (int k = 0; k < K; k++) {
-      const int e = chosen[t * K + k];
-      double m[I], dot = 0;
-      for (int i = 0; i < I && e >= 0; i++) {
-        double g = 0, u = 0;
-        for (int h = 0; h < H; h++)
-          g += (double)x[t * H + h] * wide[((e * H + h) * 2) * I + i],
-              u += (double)x[t * H + h] * wide[((e * H + h) * 2 + 1) * I + i];
-        m[i] = g * u;
-      }
-      for (int h = 0; h < H && e >= 0; h++) {
-        double d = 0;
-        for (int i = 0; i < I; i++) d += m[i] * narrow[(e * I + i) * H + h];
-        sum[h] += weights[t * K + k] * d, dot += dy[t * H + h] * d;
-      }
-      if (e >= 0) grad[e] = dot; /* of this slot's weight */
-    }
+    expect_token(t, x, dy, wide, narrow, sum, grad);
     for (int h = 0; h < H; h++)
       if (dtype != MOE_DTYPE_BF16 || fabs(sum[h]) <= 256) assert_true(y[t * H + h] == sum[h]);
     for (int e = 0; e < E; e++) assert_true(da[t * E + e] == grad[e]);
