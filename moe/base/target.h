@@ -91,7 +91,7 @@ __asm__(".ifndef moe_moves_\n.set moe_moves_, 1\n"
 
 /* MOE_QUICK_BEGIN .. END: code that only calls kernels. It runs as fast if it is compiled with less effort, which takes
    half the time: gcc at -O1 without the passes that cost most, clang without unrolling or inlining on its own. In
-   MOE_QUICK_CALLS a function has no loop over a tensor's elements: nothing is optimised there. */
+   MOE_QUICK_CALLS functions loop over rows, pairs and blocks at most, not over elements: nothing is optimised there. */
 #if defined(__clang__) && defined(__OPTIMIZE__)
 #define MOE_QUICK_BEGIN      MOE_PRAGMA(clang attribute push(__attribute__((minsize)), apply_to = function))
 #define MOE_QUICK_WIDE_BEGIN MOE_QUICK_BEGIN
