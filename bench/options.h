@@ -2,7 +2,7 @@
 #ifndef MOE_BENCH_OPTIONS_H
 #define MOE_BENCH_OPTIONS_H
 
-enum { BENCH_OPS_MAX = 8 };
+enum { BENCH_OPS_MAX = 32 };
 
 typedef struct bench_options {
   const bench_op *op[BENCH_OPS_MAX];
@@ -18,18 +18,18 @@ typedef struct bench_options {
 
 /* Operations that are asked for by one word. */
 static const struct {
-  const char *name, *first, *second;
-} bench_pairs[] = {{"all", "fwd", "bwd"}, {"convert", "quantize", "dequantize"}};
+  const char *name, *ops;
+} bench_groups[] = {{"all", "fwd,bwd"}, {"convert", "quantize,dequantize"}};
 
 static void bench_usage(FILE *out) {
   fputs(
-      "usage: moe_bench [--op OP] [--dtype bf16|fp16|f32] [--weights TYPE] [--shape T,H,I,E,K] [--threads N]\n"
+      "usage: moe_bench [--op OP,..] [--dtype bf16|fp16|f32] [--weights TYPE] [--shape T,H,I,E,K] [--threads N]\n"
       "                 [--isa scalar|avx2|avx512|avx512bf16] [--skew S] [--block B] [--repeats N] [--warm] [--json]\n"
       "       moe_bench --sweep | --suite [the options above]\n"
       "OP: fwd, bwd, layer_fwd, layer_bwd (the same from top-k ids), dx (bwd without weight gradients),\n"
       "    decode (a forward of few tokens), route, quantize, dequantize, gemm, pack,\n"
-      "    grouped, grouped_dx, grouped_dw (the first product from weights as they are stored, and its gradients);\n"
-      "    all (fwd and bwd, the default), convert (quantize and dequantize)\n"
+      "    grouped, grouped_dx, grouped_dw (the first product from weights as they are stored, and its gradients),\n"
+      "    mlp_fwd, mlp_bwd; all (fwd and bwd, the default), convert (quantize and dequantize)\n"
       "  --weights  how the experts' weights are stored: the dtype's own name, mxfp4, mxfp8, mxfp8_e5m2, fp8, "
       "fp8_block,\n"
       "             mxfp4_gpt_oss, mxfp4_ggml, mxfp4_x4, mxfp8_x4\n"
@@ -61,21 +61,27 @@ static void bench_parse_shape(bench_options *o, const char *text) {
   if (v[4] > v[3]) bench_refuse(text, "K is at most E");
 }
 
-static void bench_add_op(bench_options *o, const char *name) {
-  const bench_op *op = bench_op_named(name);
-  if (!op) bench_refuse(name, "no such operation");
-  o->op[o->ops++] = op;
+/* Names between commas, of operations or groups. */
+static void bench_add_ops(bench_options *o, const char *names) {
+  char name[32];
+  for (int length; *names; names += length + (names[length] == ',')) {
+    const char *group = NULL;
+    length = (int)strcspn(names, ",");
+    snprintf(name, sizeof name, "%.*s", length, names);
+    for (size_t i = 0; i < sizeof bench_groups / sizeof *bench_groups; i++)
+      if (strcmp(bench_groups[i].name, name) == 0) group = bench_groups[i].ops;
+    const bench_op *op = bench_op_named(name);
+    if (!op && !group) bench_refuse(name, "no such operation");
+    if (o->ops + !group > BENCH_OPS_MAX) bench_refuse(names, "too many operations");
+    if (group) bench_add_ops(o, group);
+    else o->op[o->ops++] = op;
+  }
 }
 
-static void bench_parse_op(bench_options *o, const char *name) {
+static void bench_parse_ops(bench_options *o, const char *names) {
   o->ops = 0;
-  for (size_t i = 0; i < sizeof bench_pairs / sizeof *bench_pairs; i++)
-    if (strcmp(bench_pairs[i].name, name) == 0) {
-      bench_add_op(o, bench_pairs[i].first);
-      bench_add_op(o, bench_pairs[i].second);
-      return;
-    }
-  bench_add_op(o, name);
+  bench_add_ops(o, names);
+  if (o->ops == 0) bench_refuse(names, "no operation");
 }
 
 static void bench_parse_dtype(bench_options *o, const char *name) {
@@ -107,7 +113,7 @@ static int bench_processors(void) {
 
 static void bench_parse_option(bench_options *o, int c, const char *value) {
   switch (c) {
-    case 'o': bench_parse_op(o, value); break;
+    case 'o': bench_parse_ops(o, value); break;
     case 'd': bench_parse_dtype(o, value); break;
     case 'w': o->weights_name = value; break;
     case 's': bench_parse_shape(o, value); break;
@@ -131,7 +137,7 @@ static bench_options bench_parse(int argc, char **argv) {
       {"isa", 1, 0, 'i'},  {"skew", 1, 0, 'k'},  {"block", 1, 0, 'b'},   {"repeats", 1, 0, 'r'}, {"warm", 0, 0, 'a'},
       {"json", 0, 0, 'j'}, {"sweep", 0, 0, 'p'}, {"suite", 0, 0, 'u'},   {"help", 0, 0, 'h'},    {0, 0, 0, 0}};
   bench_options o = {.shape = {1024, 2048, 768, 16, 4}, .threads = bench_processors()};
-  bench_parse_op(&o, "all");
+  bench_parse_ops(&o, "all");
   bench_parse_dtype(&o, "bf16");
   for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) bench_parse_option(&o, c, optarg);
   if (optind != argc) bench_refuse(argv[optind], "not an option");

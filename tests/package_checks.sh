@@ -132,15 +132,17 @@ gpt_oss() { # checks itself against the model's formulas
   cc -O2 -I"$root" "$root/examples/gpt_oss_layer.c" -o "$work/gpt_oss_layer" -lm && "$work/gpt_oss_layer"
 }
 
-# Every operation of the bench runs, and prints one JSON object; peers' times need the peers, which may be missing here.
-benchmark() { # operation, threads: beside other tests the limits of two take long to measure
+# Operations of the bench run, and print a JSON object each; peers' times need the peers, which may be missing here.
+benchmark() { # operations, threads: the limits are measured once, those of two threads take long beside other tests
   [ -x "$work/moe_bench" ] || cc -O2 -I"$root" "$root/bench/moe_bench.c" -o "$work/moe_bench" -lm || return 1
-  "$work/moe_bench" --op "$1" --shape 8,64,32,4,2 --threads "$2" --json >"$work/result.json" &&
+  "$work/moe_bench" --op "$1" --shape 8,64,32,4,2 --threads "$2" --repeats 1 --json >"$work/result.json" &&
     cat "$work/result.json" && python3 -c 'import json, sys
-result = json.load(sys.stdin)
-assert result["op"] == sys.argv[1] and result["seconds"] > 0 and result["percent_of_limit"] > 0' "$1" \
+results = [json.loads(line) for line in sys.stdin]
+assert [result["op"] for result in results] == sys.argv[1].split(",")
+assert all(result["seconds"] > 0 and result["percent_of_limit"] > 0 for result in results)' "$1" \
       <"$work/result.json"
 }
+bench_ops() { sed -n 's/^    {"\([a-z_-]*\)", bench_run_.*/\1/p' "$root/bench/ops.h" | paste -sd, -; }
 peers() {
   cc -O2 $strict -Wno-unused-function -shared -fPIC -I"$root" "$root/bench/peers/library.c" -o "$work/library.so" -lm \
     -lpthread &&
@@ -178,8 +180,6 @@ else
 fi
 check "examples/gpt_oss_layer.c agrees with the model's formulas" gpt_oss
 check "moe_bench --op fwd, 2 threads" benchmark fwd 2
-for op in gemm bwd decode quantize dequantize route pack; do
-  check "moe_bench --op $op" benchmark "$op" 1
-done
+check "moe_bench --op $(bench_ops)" benchmark "$(bench_ops)" 1
 check "bench/peers compile" peers
 finish

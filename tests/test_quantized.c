@@ -50,7 +50,7 @@ static const int64_t odd[] = {1, 2, 7, 31, 33, 40, 64, 65, 100, 129, 160, 200, 2
 static void test_mx(void **state) {
   const moe_dtype dtype = *(const moe_dtype *)*state;
   uint64_t rng = 40 + (uint64_t)dtype;
-  const int64_t rounds = 2, step = test_cases(1, 7);
+  const int64_t rounds = 2, step = test_cases(1, 23);
   for (int64_t i = 0; i < LAYOUTS * PLACEMENTS * (ELEMENTS + 1) * rounds; i += step) {
     struct storage s = {.packed = test_random_chance(&rng, 3), .normal = test_random_chance(&rng, 2)};
     s.sunk = !test_dtype_narrow(dtype) && test_random_chance(&rng, 3);
@@ -291,7 +291,7 @@ static void check_pairs(const struct quantized *q, const struct quantized *down,
 
 static void test_pairs(void **state) {
   (void)state;
-  for (int i = 0; i < 3 * (ELEMENTS + INTEGERS); i++) {
+  for (int i = 0; i < 3 * (ELEMENTS + INTEGERS); i += (int)test_cases(1, 4)) {
     static const int scales[] = {0, MOE_SCALES_E4M3FN, MOE_SCALES_E8M0}; /* 0: MX */
     const moe_quantized_weight w = {.element = (moe_element)(i / 3),
                                     .scaling = i % 3 ? MOE_WEIGHT_GROUP : MOE_WEIGHT_MX};
