@@ -30,9 +30,12 @@ CASES = [
     Case("mxfp4, blocks of ggml", "fwd", (1, *GPT_OSS), "mxfp4_ggml"),
     Case("mxfp4", "fwd", (16, *GPT_OSS), "mxfp4"),
     Case("mxfp4", "fwd", (512, *GPT_OSS), "mxfp4"),
-    Case("fp8 in blocks", "fwd", (1, *QWEN), "fp8_block"),
-    Case("fp8 in blocks", "fwd", (8, *QWEN), "fp8_block"),
+    Case("fp8, a scale per column", "fwd", (1, *GPT_OSS), "fp8"),
+    Case("fp8, a scale per column", "fwd", (16, *GPT_OSS), "fp8"),
+    Case("fp8, blocks of 128", "fwd", (1, *QWEN), "fp8_block"),
+    Case("fp8, blocks of 128", "fwd", (8, *QWEN), "fp8_block"),
     Case("mxfp8", "fwd", (1, *QWEN), "mxfp8"),
+    Case("mxfp8", "fwd", (8, *QWEN), "mxfp8"),
 ]
 
 
