@@ -71,14 +71,17 @@ MOE_EITHER void moe_mx_convert_(const moe_mx_quantize_job_ *job, const moe_mx_pa
    `count` in all. Read stream s has chunks [s * deep, (s + 1) * deep). */
 typedef struct moe_mx_streams_ {
   int64_t line, from, to, chunk, across, count, deep;
+  moe_prefetch_ next; /* what the next item reads first */
 } moe_mx_streams_;
 
-MOE_FN moe_mx_streams_ moe_mx_streams_of_(const moe_mx_quantize_job_ *job, int64_t line, int64_t end, int64_t from,
-                                          int64_t to) {
-  moe_mx_streams_ all = {line, from, to, 0, 0, 0, 0};
+/* Of an item. */
+MOE_FN moe_mx_streams_ moe_mx_streams_of_(const moe_mx_quantize_job_ *job, int64_t item) {
+  moe_mx_streams_ all = {0};
+  all.line = item / job->blocks * job->line_block, all.from = item % job->blocks * job->block;
+  all.to = moe_min_(job->length, all.from + job->block);
   all.chunk = MOE_NT_CHUNK_ / (job->decode ? job->size : 2);
-  all.across = moe_ceil_div_(to - from, all.chunk);
-  all.count = all.across * (end - line);
+  all.across = moe_ceil_div_(all.to - all.from, all.chunk);
+  all.count = all.across * (moe_min_(job->lines, all.line + job->line_block) - all.line);
   all.deep = moe_ceil_div_(all.count, job->decode ? 1 : MOE_READ_STREAMS_);
   return all;
 }
@@ -89,12 +92,27 @@ MOE_EITHER int64_t moe_mx_plain_at_(const moe_mx_quantize_job_ *job, const moe_m
   return (line * job->length + at) * job->size;
 }
 
-/* What chunk i of a stream prefetches: its share of every stream's next chunk. */
-MOE_EITHER moe_prefetch_block_ moe_mx_prefetch_(const moe_mx_quantize_job_ *job, const moe_mx_streams_ *all,
-                                                int64_t stream, int64_t i) {
-  const int64_t next = moe_mx_plain_at_(job, all, i + 1 < all->deep ? i + 1 : i);
+/* Chunk i of every stream. */
+MOE_FN void moe_mx_reads_(const moe_mx_quantize_job_ *job, const moe_mx_streams_ *all, int64_t i,
+                          moe_prefetch_ *prefetch) {
   const int64_t apart = moe_mx_plain_at_(job, all, all->deep) - moe_mx_plain_at_(job, all, 0);
-  return moe_prefetch_streams_(job->plain + next + stream * (all->chunk * job->size / MOE_READ_STREAMS_), apart);
+  const char *first = job->plain + moe_mx_plain_at_(job, all, i);
+  moe_prefetch_rows_(prefetch, first, NULL, NULL, apart, MOE_READ_STREAMS_, all->chunk * job->size);
+}
+
+MOE_FN void moe_mx_first_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
+  const moe_mx_streams_ all = moe_mx_streams_of_((const moe_mx_quantize_job_ *)arg, item);
+  moe_mx_reads_((const moe_mx_quantize_job_ *)arg, &all, 0, prefetch);
+}
+
+/* What chunk i of a stream prefetches: its share of every stream's next chunk. */
+MOE_FN moe_prefetch_block_ moe_mx_prefetch_(const moe_mx_quantize_job_ *job, const moe_mx_streams_ *all, int64_t stream,
+                                            int64_t i) {
+  moe_prefetch_ reads = all->next;
+  const moe_prefetch_block_ nothing = {0};
+  if (i + 1 < all->deep) moe_mx_reads_(job, all, i + 1, &reads);
+  if (!reads.base) return nothing;
+  return moe_prefetch_streams_(reads.base + stream * (all->chunk * job->size / MOE_READ_STREAMS_), reads.stride);
 }
 
 MOE_EITHER void moe_mx_chunk_(const moe_mx_quantize_job_ *job, const moe_mx_streams_ *all, int64_t stream, int64_t i) {
@@ -140,18 +158,20 @@ MOE_FN void moe_mx_transposed_(const moe_mx_quantize_job_ *job, int64_t line, in
   }
 }
 
-MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_worker_ *worker) {
+MOE_FN void moe_mx_transposed_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_mx_quantize_job_ *job = (const moe_mx_quantize_job_ *)arg;
   const int64_t first = item / job->blocks * job->line_block, last = moe_min_(job->lines, first + job->line_block);
   const int64_t from = item % job->blocks * job->block, to = moe_min_(job->length, from + job->block);
   (void)worker;
-  if (job->transposed) {
-    for (int64_t at = from; at < to; at += MOE_NR)
-      for (int64_t line = first; line < last; line += MOE_MX_LINES_)
-        moe_mx_transposed_(job, line, moe_min_(MOE_MX_LINES_, last - line), at, moe_min_(MOE_NR, to - at));
-    return;
-  }
-  const moe_mx_streams_ all = moe_mx_streams_of_(job, first, last, from, to);
+  for (int64_t at = from; at < to; at += MOE_NR)
+    for (int64_t line = first; line < last; line += MOE_MX_LINES_)
+      moe_mx_transposed_(job, line, moe_min_(MOE_MX_LINES_, last - line), at, moe_min_(MOE_NR, to - at));
+}
+
+MOE_FN void moe_mx_quantize_item_(void *arg, int64_t item, moe_worker_ *worker) {
+  const moe_mx_quantize_job_ *job = (const moe_mx_quantize_job_ *)arg;
+  moe_mx_streams_ all = moe_mx_streams_of_(job, item);
+  moe_next_reads_(worker, &all.next);
   for (int64_t i = 0; i < all.deep; i++)
     for (int64_t at = i; at < all.count; at += all.deep) moe_mx_chunk_(job, &all, at / all.deep, i);
 }

@@ -67,7 +67,11 @@ MOE_FN moe_status moe_mx_quantize_run_(moe_context *ctx, void *state) {
   job->block = moe_min_(job->length, job->transposed ? MOE_MX_STRIP_ : item);
   job->line_block = job->transposed ? MOE_NR : moe_max_(1, item / job->block);
   job->blocks = moe_ceil_div_(job->length, job->block);
-  return moe_run_items_(ctx, moe_ceil_div_(job->lines, job->line_block) * job->blocks, moe_mx_quantize_item_, job);
+  const int64_t items = moe_ceil_div_(job->lines, job->line_block) * job->blocks;
+  const moe_work_ work = {items, job->transposed ? moe_mx_transposed_item_ : moe_mx_quantize_item_, job,
+                          job->transposed || job->decode ? NULL : moe_mx_first_reads_};
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
 }
 
 static const moe_op_ moe_quantize_mx_op_ = {moe_quantize_mx_check_, NULL, moe_mx_quantize_run_, NULL, NULL};
