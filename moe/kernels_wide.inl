@@ -7,17 +7,22 @@
 
 #define MOE_FORMAT f32
 #include "quant/groups.inl"
+#include "quant/groups_back.inl"
 #undef MOE_FORMAT
 
 #define MOE_FORMAT bf16
 #if MOE_VECTORS
 #include "quant/groups.inl"
+#include "quant/groups_back.inl"
 #else
 #include "quant/groups_by_float.inl"
 #endif
 #undef MOE_FORMAT
 
 #define MOE_FORMAT fp16
+#if MOE_VECTORS
+#include "quant/groups.inl"
+#endif
 #include "quant/groups_by_float.inl"
 #undef MOE_FORMAT
 

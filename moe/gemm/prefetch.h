@@ -34,6 +34,13 @@ MOE_INLINE void moe_prefetch_next_(moe_prefetch_at_ *fetch) {
   }
 }
 
+/* The four of a block whose run they are. */
+MOE_INLINE void moe_prefetch_four_(moe_prefetch_at_ *fetch) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++) __builtin_prefetch(fetch->at + i * fetch->stride, 0, 2);
+  fetch->at += 4 * fetch->stride + fetch->skip;
+}
+
 /* `count` of them; quicker while there is no skip among them. */
 MOE_INLINE void moe_prefetch_some_(moe_prefetch_at_ *fetch, int64_t count) {
   if (fetch->left <= count) {

@@ -91,37 +91,21 @@ MOE_INLINE MOE_V(i) MOE_K(without_nan_signs)(MOE_V(i) signs, MOE_V(i) codes, MOE
   return MOE_V(andi)(signs, MOE_V(slli)(MOE_V(subi)(MOE_V(addi)(nan, nan), codes), 8));
 }
 
-/* The scales of some groups from their largest magnitudes, up to the first group that is not finite: returns its
-   index. */
-MOE_FN int64_t MOE_K(some_scales)(moe_some_groups_ *some, uint8_t *scales, const uint32_t *amax, int64_t groups,
-                                  const moe_numbers_ *q) {
-  const MOE_V(i) one = MOE_V(set1i)(1u), none = MOE_V(set1i)(0u);
-  const uint32_t rebias = (q->format.rebias >> 16) - (127u << 7) - (q->wide ? 0 : MOE_U16_BOTTOM_);
-  uint8_t bytes[MOE_GROUPS_SOME_];
-  MOE_V(i) top = none, aside = none;
-  for (int64_t i = 0; i < groups; i += MOE_W) {
-    const MOE_V(i) most = MOE_V(loadi)(amax + i);
-    top = MOE_V(maxi)(top, most);
-    const MOE_V(i) exponent = MOE_V(srli)(MOE_V(addi)(most, MOE_V(set1i)(q->rule.round)), 23);
-    const MOE_V(i) scale = MOE_V(maxi)(MOE_V(addi)(exponent, MOE_V(set1i)((uint32_t)q->rule.offset)), none);
-    const MOE_V(i) inverse = MOE_V(slli)(MOE_V(subi)(MOE_V(set1i)(254u), scale), 23);
-    const MOE_V(f) by = scales ? MOE_V(castf)(inverse) : MOE_V(set1)(q->factor);
-    const MOE_V(i) scaled = MOE_V(casti)(MOE_V(mul)(MOE_V(castf)(most), by));
-    const MOE_V(i) over = MOE_V(selecti)(MOE_V(lti)(MOE_V(set1i)(MOE_SUM_LIMIT_), scaled), one, none);
-    const MOE_V(i) zero = MOE_V(addi)(MOE_V(slli)(scale, 7), MOE_V(set1i)(rebias));
-    MOE_V(store)(some->factor + i, by);
-    MOE_V(store8)(bytes + i, scale);
-    MOE_V(storei)(some->over + i, over);
-    const MOE_V(m) deep = MOE_V(lti)(scale, MOE_V(set1i)(MOE_SCALE_CLEAR_));
-    const MOE_V(i) twice = MOE_V(ori)(zero, MOE_V(slli)(zero, 16));
-    aside = MOE_V(selecti)(deep, one, aside);
-    MOE_V(storei)(some->zero + i, MOE_V(selecti)(deep, none, twice));
+/* Encodes a group of 32 finite floats whose products with the factor are at most MOE_SUM_LIMIT_. */
+MOE_FN void MOE_K(quantize_one)(uint8_t *codes, const float *x, float factor, const moe_numbers_ *q) {
+  const MOE_V(i) most = MOE_V(set1i)(q->most * 0x00010001u);
+  const MOE_V(f) scale = MOE_V(set1)(factor);
+  MOE_V(i) code[16 / MOE_W], signs[16 / MOE_W];
+  for (int i = 0; i < 16 / MOE_W; i++) {
+    MOE_V(f) even, odd;
+    signs[i] = MOE_V(load2_f32)(x + 2 * MOE_W * i, &even, &odd);
+    const MOE_V(i) low = MOE_K(number)(MOE_V(mul)(even, scale), q);
+    const MOE_V(i) high = MOE_V(slli)(MOE_K(number)(MOE_V(mul)(odd, scale), q), 16);
+    code[i] = MOE_V(min2x16)(MOE_V(mux)(MOE_V(set1i)(0xffffu), low, high), most);
+    if (q->drop) signs[i] = MOE_K(without_nan_signs)(signs[i], code[i], most);
   }
-  for (int64_t g = 0; MOE_V(topi)(top) >= 0x7f800000u && g < groups; g++)
-    if (amax[g] >= 0x7f800000u) groups = g;
-  some->plain = !MOE_V(anyi)(aside);
-  if (scales) memcpy(scales, bytes, (size_t)groups);
-  return groups;
+  if (q->wide) MOE_V(store32x8)(codes, code, signs);
+  else MOE_V(store32x4)(codes, code, signs);
 }
 
 /* The float of a magnitude whose bits are at their place in a float. With the bias corrected, x is right for normal

@@ -1,6 +1,7 @@
 /* Groups of 32 elements to codes and back through float, which represents every element exactly: for storage formats
    that are not worth more code. Included for each of them. */
 
+#if !MOE_VECTORS
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers, const moe_prefetch_block_ *fetch) {
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = numbers->wide ? 32 : 16;
@@ -17,6 +18,7 @@ MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const vo
   }
   return groups;
 }
+#endif
 
 /* Through bf16 where that is exact, which is less to write and read than float. */
 MOE_FN int64_t MOE_KF(dequantize_groups)(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,

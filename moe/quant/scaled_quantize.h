@@ -117,7 +117,7 @@ MOE_FN void moe_scaled_narrow_(const moe_scaled_job_ *job, int64_t row, int64_t 
 /* What is prefetched with a row's elements from `at` of the area on. */
 MOE_FN moe_prefetch_block_ moe_scaled_prefetch_(const moe_scaled_job_ *job, const moe_scaled_area_ *a, int64_t row,
                                                 int64_t at) {
-  const moe_prefetch_block_ straight = {a->next + ((row - a->row) * job->columns + at) * job->size, 1, 0, 64};
+  const moe_prefetch_block_ straight = {a->next + ((row - a->row) * job->columns + at) * job->size, 4, 64, 0};
   return a->apart ? moe_prefetch_streams_(a->next + at * job->size / MOE_READ_STREAMS_, a->apart) : straight;
 }
 

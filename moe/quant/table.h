@@ -44,12 +44,10 @@ enum {
   MOE_GROUPS_FEW_ = 8,  /* are enough for a table under one factor */
   MOE_U16_BOTTOM_ = 191 /* from exponent 0 of e2m1 down to u16_narrow's bottom: a binade, and 63 */
 };
+/* For 16-bit arithmetic, twice in a word: what u16_narrow and u16_wide take for each group. `plain`: none has a scale
+   below MOE_SCALE_CLEAR_ and numbers that are not zero. */
 typedef struct moe_some_groups_ {
-  float factor[MOE_GROUPS_SOME_];  /* to multiply by */
-  uint32_t over[MOE_GROUPS_SOME_]; /* not 0 where some are above MOE_SUM_LIMIT_ */
-  /* For 16-bit arithmetic, twice in a word: the code's exponent 0 as a bf16, of e2m1 less MOE_U16_BOTTOM_. 0: the group
-     needs the general path, which none does if `plain`. */
-  uint32_t zero[MOE_GROUPS_SOME_];
+  uint32_t zero[MOE_GROUPS_SOME_], deep[MOE_GROUPS_SOME_];
   int plain;
 } moe_some_groups_;
 
@@ -88,7 +86,8 @@ typedef struct moe_quant_table_ {
                          const moe_cast_ *cast);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   /* Groups of 32 to codes and back, up to the first that is not finite or whose scale byte is 0 or 255. Returns how
-     many. scales NULL: see moe_numbers_.factor. For each line of x that is read, one of `fetch` is prefetched. */
+     many. scales NULL: see moe_numbers_.factor. For every four lines of x that are read, a run of `fetch`, which is of four,
+     is prefetched. */
   int64_t (*quantize_groups[MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                                const moe_numbers_ *numbers, const moe_prefetch_block_ *fetch);
   int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,

@@ -47,13 +47,22 @@ MOE_INLINE void moe_store32x8_avx2(void *p, const __m256i *x, const __m256i *sig
   const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(x[0], x[1]), moe_signs_avx2(signs));
   moe_storei_avx2(p, _mm256_permute4x64_epi64(bytes, 0xd8));
 }
-MOE_INLINE void moe_store32x4_avx2(void *p, const __m256i *x, const __m256i *signs) {
+MOE_INLINE __m256i moe_nibble_pairs_avx2(const __m256i *x, const __m256i *signs) {
   const __m256i sign = _mm256_srli_epi16(moe_signs_avx2(signs), 4);
   const __m256i bytes = _mm256_or_si256(_mm256_packus_epi16(x[0], x[1]), sign);
-  const __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+  return _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001));
+}
+MOE_INLINE void moe_store32x4_avx2(void *p, const __m256i *x, const __m256i *signs) {
+  const __m256i pairs = moe_nibble_pairs_avx2(x, signs), order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
   const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(pairs, pairs), order);
   _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+}
+MOE_INLINE void moe_store_words8_avx2(void *p, const __m256i *x, const __m256i *signs) {
+  moe_store32x8_avx2(p, x, signs);
+}
+MOE_INLINE void moe_store_pairs_avx2(void *p, const __m256i *pairs) {
+  const __m256i both = _mm256_packus_epi16(pairs[0], pairs[1]);
+  moe_storei_avx2(p, _mm256_permutevar8x32_epi32(both, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 /* Looks up lower and upper bytes apart: tables of both, each in both 128-bit blocks. */
 MOE_INLINE void moe_lookup32x4_avx2(void *p, const void *entries, const uint16_t *table) {
@@ -142,6 +151,10 @@ MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd)
   *even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
   *odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)));
   return both;
+}
+
+MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
+  return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const char *)p + 16), even, odd);
 }
 
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {

@@ -41,6 +41,22 @@ MOE_INLINE void moe_store32x4_avx512(void *p, const __m512i *x, const __m512i *s
   const __m512i pairs = _mm512_madd_epi16(both, _mm512_set1_epi32(0x00100001));
   _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(pairs));
 }
+/* Packed with the 128-bit blocks of the two vectors alternating. */
+MOE_INLINE __m512i moe_bytes_avx512(const __m512i *x) { return _mm512_packus_epi16(x[0], x[1]); }
+MOE_INLINE void moe_store_words8_avx512(void *p, const __m512i *x, const __m512i *signs) {
+  const __m512i sign = _mm512_packs_epi16(signs[0], signs[1]);
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi8(INT8_MIN), sign, moe_bytes_avx512(x));
+  moe_storei_avx512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both));
+}
+MOE_INLINE __m512i moe_nibble_pairs_avx512(const __m512i *x, const __m512i *signs) {
+  const __m512i sign = _mm512_srli_epi16(_mm512_packs_epi16(signs[0], signs[1]), 4);
+  const __m512i both = moe_mux_avx512(_mm512_set1_epi8(8), sign, moe_bytes_avx512(x));
+  return _mm512_maddubs_epi16(both, _mm512_set1_epi16(0x1001));
+}
+MOE_INLINE void moe_store_pairs_avx512(void *p, const __m512i *pairs) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  moe_storei_avx512(p, _mm512_permutexvar_epi32(order, moe_bytes_avx512(pairs)));
+}
 MOE_INLINE void moe_lookup32x4_avx512(void *p, const void *entries, const uint16_t *table) {
   const __m512i two = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)entries));
   const __m512i entry =
@@ -91,6 +107,10 @@ MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *od
   *even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
   *odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000u)));
   return both;
+}
+
+MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
+  return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const char *)p + 32), even, odd);
 }
 
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {

@@ -19,8 +19,10 @@
      largest2x16                     element i: the largest upper and lower words of vector i of W, all overwritten
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words below 128 or 8, two in an element of 16/W
                                      vectors, with the signs (bit 15) of as many others
+     store_words8                    (vectors only) the same of 8 bits, of two vectors, and as many signs
+     nibble_pairs store_pairs        (vectors only) the same of 4 bits: two vectors at a time, then two such pairs
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
-     load2_f32 load2_bf16, store2_*  2W elements, the even ones in one vector, the odd in another (bf16: vectors only).
+     load2_*, store2_f32, _bf16      2W elements, the even ones in one vector, the odd in another (16 bits: vectors only).
                                      load2 also returns their signs in bits 15 and 31 of a word for each pair, whose
                                      other bits are undefined. store2 adds such signs, the other bits 0; no element is
                                      a NaN */
