@@ -119,7 +119,7 @@ MOE_INLINE_LARGE int64_t MOE_K(u16_run)(uint8_t *codes, const char *words, const
   const MOE_V(i) magnitudes = MOE_V(set1i)(0x7fff7fffu);
   const MOE_V(i) subnormal =
       MOE_V(set1i)((table ? (uint32_t)(fraction + 1) << fraction : ((uint32_t)fraction << 7) + 127) * 0x00010001u);
-  const int drop = q->drop && !table, away = q->away && !table;
+  const int drop = fraction == 3 && q->drop && !table, away = q->away && !table;
   const int64_t prefetch_to = bytes * q->prefetch_to;
   const moe_binade_ binade = table ? *table : (moe_binade_){{0}, 0}; /* a copy, which no store can change */
   moe_prefetch_at_ prefetch = *fetch;
@@ -136,24 +136,24 @@ MOE_INLINE_LARGE int64_t MOE_K(u16_run)(uint8_t *codes, const char *words, const
       memcpy(few, from, (size_t)(64 * (n - g)));
       from = few, to = few_codes;
     }
-    for (int64_t part = 0; part < 16; part += MOE_W, from += 16 * MOE_W, to += MOE_W / 4 * bytes) {
+    for (int64_t at = g; at < g + 4; at += MOE_W / 4, from += 16 * MOE_W, to += MOE_W / 4 * bytes) {
       MOE_V(i) pairs[2];
       MOE_UNROLL
       for (int j = 0; j < 2; j++) {
         MOE_V(i) x[2], code[2];
         MOE_UNROLL
         for (int i = 0; i < 2; i++) {
-          const int64_t group = g + (4 * part + (2 * j + i) * MOE_W) / 16;
+          const int64_t group = at + (2 * j + i) * MOE_W / 16;
           x[i] = MOE_V(load2x16)(from + 4 * MOE_W * (2 * j + i));
           MOE_V(i) magnitude = MOE_V(andi)(x[i], magnitudes);
-          if (away) magnitude = MOE_V(ori)(magnitude, MOE_V(set1i)(0x00010001u));
+          if (__builtin_expect(away, 0)) magnitude = MOE_V(ori)(magnitude, MOE_V(set1i)(0x00010001u));
           if (table) code[i] = MOE_K(u16_binade)(magnitude, &binade, fraction, &lowest);
           else if (fraction == 1) code[i] = MOE_K(u16_narrow)(magnitude, MOE_V(set1i)(some->zero[group]));
           else
             code[i] = MOE_V(min2x16)(MOE_K(u16_wide)(magnitude, MOE_V(set1i)(some->zero[group]),
                                                      MOE_V(set1i)(some->deep[group]), shift, &lowest),
                                      most);
-          if (drop) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
+          if (__builtin_expect(drop, 0)) x[i] = MOE_K(without_nan_signs)(x[i], code[i], most);
         }
         if (fraction == 1) pairs[j] = MOE_V(nibble_pairs)(code, x);
         else MOE_V(store_words8)(to + 4 * MOE_W * j, code, x);
