@@ -2,8 +2,8 @@
    power of two, dividing changes an exponent and rounding drops the last bits of a short fraction: no float is needed,
    and twice as many elements fit into a vector. Floats of more bits, and products with any other factor, are rounded to
    odd first: the last bit is set if one that is dropped is. Codes have at least two bits less, so that this changes
-   none. For bf16 under such a factor fp8 has tables (moe_binade_). For vectors only. Loops over fp8 are specialised for fractions of 2 and of 3 bits, because
-   shifting by a constant costs half. */
+   none. For bf16 under such a factor fp8 has tables (moe_binade_). For vectors only. Loops over fp8 are specialised for
+   fractions of 2 and of 3 bits, because shifting by a constant costs half. */
 
 /* --------------------------------------------------------------------------------------------------------- to codes */
 

@@ -155,7 +155,10 @@ MOE_FN moe_status moe_scaled_run_(moe_context *ctx, void *state) {
   const int64_t item = moe_max_(MOE_SCALED_ITEM_, moe_min_(MOE_SCALED_ITEM_MOST_, job->rows * job->columns / 256));
   job->height = moe_max_(1, item / (job->unit * job->span)) * job->unit;
   if (job->decode) job->unit = job->height;
-  return moe_run_items_(ctx, moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job);
+  const moe_work_ work = {moe_ceil_div_(job->rows, job->height) * job->spans, moe_scaled_item_, job,
+                          job->in_streams ? moe_scaled_first_reads_ : NULL};
+  moe_run_(ctx, &work, 1);
+  return MOE_OK;
 }
 
 static const moe_op_ moe_quantize_scaled_op_ = {moe_quantize_scaled_check_, NULL, moe_scaled_run_,

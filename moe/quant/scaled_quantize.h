@@ -164,32 +164,59 @@ MOE_FN void moe_scaled_convert_(const moe_scaled_job_ *job, const moe_scaled_are
     }
 }
 
-/* Area i of the `deep` areas of a read stream, of rows [first, end). With several streams an area is a row. */
-MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, int64_t first, int64_t end, int64_t stream, int64_t deep,
-                                int64_t i, moe_scaled_area_ *a) {
+/* An item's rows [first, end), in areas of which a read stream has `deep`, and columns. With several streams an area is
+   a row. */
+typedef struct moe_scaled_rows_ {
+  int64_t first, end, areas, deep, column, n;
+} moe_scaled_rows_;
+
+MOE_FN moe_scaled_rows_ moe_scaled_rows_of_(const moe_scaled_job_ *job, int64_t item) {
+  moe_scaled_rows_ r;
+  r.first = item / job->spans * job->height, r.end = moe_min_(job->rows, r.first + job->height);
+  r.areas = moe_ceil_div_(r.end - r.first, job->unit);
+  r.deep = moe_ceil_div_(r.areas, job->in_streams ? MOE_READ_STREAMS_ : 1);
+  r.column = item % job->spans * job->span;
+  r.n = moe_min_(job->span, job->columns - r.column);
+  return r;
+}
+
+/* Row i of every read stream. */
+MOE_FN void moe_scaled_reads_(const moe_scaled_job_ *job, const moe_scaled_rows_ *r, int64_t i,
+                              moe_prefetch_ *prefetch) {
   const int64_t pitch = job->columns * job->size;
-  a->row = first + (stream * deep + i) * job->unit;
-  a->end = moe_min_(end, a->row + job->unit);
+  const char *at = job->plain + (r->first + i) * pitch + r->column * job->size;
+  moe_prefetch_rows_(prefetch, at, NULL, NULL, r->deep * pitch, MOE_READ_STREAMS_, r->n * job->size);
+}
+
+MOE_FN void moe_scaled_first_reads_(void *arg, int64_t item, moe_prefetch_ *prefetch) {
+  const moe_scaled_rows_ r = moe_scaled_rows_of_((const moe_scaled_job_ *)arg, item);
+  moe_scaled_reads_((const moe_scaled_job_ *)arg, &r, 0, prefetch);
+}
+
+/* Area i of a read stream. At last it prefetches what the next item reads first. */
+MOE_FN void moe_scaled_area_of_(const moe_scaled_job_ *job, const moe_scaled_rows_ *r, int64_t stream, int64_t i,
+                                const moe_prefetch_ *next, moe_scaled_area_ *a) {
+  moe_prefetch_ reads = *next;
+  a->row = r->first + (stream * r->deep + i) * job->unit;
+  a->end = moe_min_(r->end, a->row + job->unit);
+  a->first = r->column, a->n = r->n;
   if (job->decode) return;
   a->next = job->plain + (a->row * job->columns + a->first) * job->size + job->prefetch;
   if (!job->in_streams) return;
-  a->apart = deep * pitch;
-  a->next = job->plain + (first + moe_min_(i + 1, deep - 1)) * pitch + a->first * job->size +
-            stream * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
+  if (i + 1 < r->deep || !next->base) moe_scaled_reads_(job, r, moe_min_(i + 1, r->deep - 1), &reads);
+  a->apart = reads.stride;
+  a->next = reads.base + stream * (a->n * job->size / MOE_READ_STREAMS_ / 64 * 64);
 }
 
 MOE_FN void moe_scaled_item_(void *arg, int64_t item, moe_worker_ *worker) {
   const moe_scaled_job_ *job = (const moe_scaled_job_ *)arg;
-  const int64_t first = item / job->spans * job->height, end = moe_min_(job->rows, first + job->height);
-  const int64_t areas = moe_ceil_div_(end - first, job->unit);
-  const int64_t deep = moe_ceil_div_(areas, job->in_streams ? MOE_READ_STREAMS_ : 1);
+  const moe_scaled_rows_ r = moe_scaled_rows_of_(job, item);
   moe_scaled_area_ a = {0};
-  a.first = item % job->spans * job->span;
-  a.n = moe_min_(job->span, job->columns - a.first);
-  (void)worker;
-  for (int64_t i = 0; i < deep; i++)
-    for (int64_t at = i; at < areas; at += deep) {
-      moe_scaled_area_of_(job, first, end, at / deep, deep, i, &a);
+  moe_prefetch_ next;
+  moe_next_reads_(worker, &next);
+  for (int64_t i = 0; i < r.deep; i++)
+    for (int64_t at = i; at < r.areas; at += r.deep) {
+      moe_scaled_area_of_(job, &r, at / r.deep, i, &next, &a);
       if (!job->decode && !job->given) moe_scaled_find_(job, &a);
       moe_scaled_convert_(job, &a);
     }

@@ -86,8 +86,8 @@ typedef struct moe_quant_table_ {
                          const moe_cast_ *cast);
   uint32_t (*magnitude[MOE_DTYPE_COUNT_])(const void *x, int64_t n); /* the largest bit pattern of |x[i]| */
   /* Groups of 32 to codes and back, up to the first that is not finite or whose scale byte is 0 or 255. Returns how
-     many. scales NULL: see moe_numbers_.factor. For every four lines of x that are read, a run of `fetch`, which is of four,
-     is prefetched. */
+     many. scales NULL: see moe_numbers_.factor. For every four lines of x that are read a run of `fetch` is prefetched,
+     which is of four. */
   int64_t (*quantize_groups[MOE_DTYPE_COUNT_])(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                                const moe_numbers_ *numbers, const moe_prefetch_block_ *fetch);
   int64_t (*dequantize_groups[MOE_DTYPE_COUNT_])(void *x, const uint8_t *codes, const uint8_t *scales, int64_t groups,

@@ -22,7 +22,8 @@
      store_words8                    (vectors only) the same of 8 bits, of two vectors, and as many signs
      nibble_pairs store_pairs        (vectors only) the same of 4 bits: two vectors at a time, then two such pairs
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
-     load2_*, store2_f32, _bf16      2W elements, the even ones in one vector, the odd in another (16 bits: vectors only).
+     load2_*, store2_f32, _bf16      2W elements, the even ones in one vector, the odd in another (f32; others: vectors
+                                     only).
                                      load2 also returns their signs in bits 15 and 31 of a word for each pair, whose
                                      other bits are undefined. store2 adds such signs, the other bits 0; no element is
                                      a NaN */
