@@ -23,11 +23,18 @@ MOE_FN void moe_group_load_(const moe_group_job_ *job, float *x, int64_t row, in
   moe_load_row_(job->kernels->vec, job->dtype, x, job->plain + (row * job->columns + column) * job->size, n);
 }
 
-/* The least and the largest of 0 and the finite numbers of columns [from, to); returns whether all are finite. */
+/* The least and the largest of 0 and the finite numbers of columns [from, to); returns whether all are finite. Without
+   zero points *high may be the largest magnitude. */
 MOE_FN int moe_group_range_(const moe_group_job_ *job, int64_t row, int64_t from, int64_t to, float *low, float *high) {
   float x[MOE_STORED_];
   int finite = 1;
   *low = *high = 0.0f;
+  if (!job->zero_points) {
+    const char *plain = job->plain + (row * job->columns + from) * job->size;
+    const uint32_t amax = job->kernels->quant->magnitude[job->dtype](plain, to - from);
+    *high = amax < 0x7f800000u ? moe_castf_scalar(amax) : 0.0f;
+    if (amax < 0x7f800000u) return 1;
+  }
   for (int64_t at = from, n; at < to; at += n) {
     n = moe_min_(MOE_STORED_, to - at);
     moe_group_load_(job, x, row, at, n);

@@ -27,14 +27,16 @@ MOE_FN float moe_scale_at_(const moe_kernels *kernels, moe_scales_type type, con
 /* Stores x, above 0 or NaN, rounded as moe_quantize_group says. */
 MOE_FN void moe_scale_put_(const moe_kernels *kernels, moe_scales_type type, void *scales, int64_t i, float x) {
   char *at = (char *)scales + i * moe_scales_bytes_(type);
-  const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
-  const moe_cast_ saturating = {0, e4m3fn.max, e4m3fn.max, 0};
   const uint32_t bits = moe_casti_scalar(x);
   if (type == MOE_SCALES_E8M0) *at = (char)(uint8_t)(bits > 0x7f800000u ? 255u : (bits + 0x007fffffu) >> 23);
-  else if (type == MOE_SCALES_E4M3FN) kernels->quant->store_codes[1]((uint8_t *)at, &x, 1, &e4m3fn, &saturating);
-  else {
+  else if (type == MOE_SCALES_E4M3FN) {
+    const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
+    const moe_cast_ saturating = {0, e4m3fn.max, e4m3fn.max, 0};
+    kernels->quant->store_codes[1]((uint8_t *)at, &x, 1, &e4m3fn, &saturating);
+  } else {
     if (type == MOE_SCALES_FP16 && x > 65504.0f) x = 65504.0f;
-    moe_store_row_(kernels->vec, moe_scales_dtype_(type), at, &x, 1);
+    if (type == MOE_SCALES_F32 && bits <= 0x7f800000u) memcpy(at, &x, sizeof x);
+    else moe_store_row_(kernels->vec, moe_scales_dtype_(type), at, &x, 1);
   }
 }
 

@@ -52,9 +52,45 @@ MOE_EITHER uint32_t moe_integer_code_(const moe_element_format_ *f, uint32_t byt
   return (uint32_t)(code < 0 ? 0 : code > most ? most : code) ^ f->flip;
 }
 
+/* Eight codes of 6 bits, or of integers with a zero that is one of their codes: from bytes of sign and magnitude. */
+MOE_EITHER uint64_t moe_eight_codes_(const moe_element_format_ *f, uint64_t bytes, int zero) {
+  const uint64_t ones = 0x0101010101010101u, low = 15 * ones, high = 128 * ones, from = (uint64_t)zero * ones;
+  if (!f->zero) return (bytes & 31 * ones) | (bytes & high) >> 2;
+  uint64_t m = bytes & ~high, negative = (bytes >> 7 & ones) * 255, sum, rest;
+  if (f->bits == 4) {
+    m = (m | (((m + 0x70 * ones) >> 7 & ones) * 255)) & low; /* at most 15, and so are the next */
+    sum = from + m;
+    sum = (sum | (((sum + 0x70 * ones) >> 7 & ones) * 255)) & low;
+    rest = (from | high) - m;
+    rest = rest & low & ((rest >> 7 & ones) * 255);
+  } else {
+    sum = from + m, rest = from - m;
+  }
+  return ((sum & ~negative) | (rest & negative)) ^ f->flip * ones;
+}
+
+/* n codes of a byte each, to codes from `first` of a row on, as they are stored. */
+MOE_FN void moe_stored_pack_(uint8_t *row, int64_t first, int64_t n, int bits, const uint8_t *code) {
+  uint8_t *to = row + first * bits / 8;
+  int64_t i = 0;
+  if (bits == 8) {
+    memcpy(to, code, (size_t)n);
+    return;
+  }
+  if (bits == 4 && first % 2 == 0)
+    for (; i + 2 <= n; i += 2) *to++ = (uint8_t)(code[i] | code[i + 1] << 4);
+  if (bits == 6 && first % 4 == 0)
+    for (; i + 4 <= n; i += 4, to += 3) {
+      to[0] = (uint8_t)(code[i] | code[i + 1] << 6);
+      to[1] = (uint8_t)(code[i + 1] >> 2 | code[i + 2] << 4);
+      to[2] = (uint8_t)(code[i + 2] >> 4 | code[i + 3] << 2);
+    }
+  for (; i < n; i++) moe_code_put_(row, first + i, bits, code[i]);
+}
+
 MOE_FN void moe_stored_store_(const moe_kernels *kernels, const moe_element_format_ *f, const moe_cast_ *cast,
                               uint8_t *row, int64_t first, int64_t n, const float *x, int zero) {
-  uint8_t code[MOE_STORED_];
+  uint8_t code[MOE_STORED_] = {0};
   if (moe_stored_plain_(f, first)) {
     kernels->quant->store_codes[moe_wide_(f)](row + first * f->bits / 8, x, n, f, cast);
     return;
@@ -62,11 +98,18 @@ MOE_FN void moe_stored_store_(const moe_kernels *kernels, const moe_element_form
   for (int64_t at = 0, some; at < n; at += some, x += some) {
     some = moe_min_(MOE_STORED_, n - at);
     kernels->quant->store_codes[moe_wide_(f)](code, x, some, f, cast);
-    for (int64_t i = 0; i < some; i++)
-      moe_code_put_(row, first + at + i, f->bits,
-                    f->zero        ? moe_integer_code_(f, code[i], zero)
-                    : f->bits == 4 ? moe_code_at_(code, i, 4)
-                                   : (code[i] & 31u) | (code[i] & 128u) >> 2);
+    if (f->zero && zero >= 2 * f->zero)
+      for (int64_t i = 0; i < some; i++) code[i] = (uint8_t)moe_integer_code_(f, code[i], zero);
+    else if (!f->zero && f->bits == 4)
+      for (int64_t i = some - 1; i >= 0; i--) code[i] = (uint8_t)moe_code_at_(code, i, 4);
+    else
+      for (int64_t i = 0; i < some; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, code + i, sizeof eight);
+        eight = moe_eight_codes_(f, eight, zero);
+        memcpy(code + i, &eight, sizeof eight);
+      }
+    moe_stored_pack_(row, first + at, some, f->bits, code);
   }
 }
 
