@@ -20,9 +20,6 @@
 #undef MOE_FORMAT
 
 #define MOE_FORMAT fp16
-#if MOE_VECTORS
-#include "quant/groups.inl"
-#endif
 #include "quant/groups_by_float.inl"
 #undef MOE_FORMAT
 

@@ -54,10 +54,12 @@ MOE_FN int64_t MOE_KF(quantize_some)(uint8_t *codes, uint8_t *scales, const char
                                      const moe_binade_ *binade, int64_t groups, const moe_numbers_ *q,
                                      moe_prefetch_at_ *prefetch) {
   moe_some_groups_ some;
-  uint32_t amax[MOE_GROUPS_SOME_] = {0};
+  uint32_t amax[MOE_GROUPS_SOME_];
   int64_t n = groups;
   some.plain = 1;
   if (!q->known || scales) MOE_KF(groups_magnitudes)(amax, words, from, groups, scales ? q->rule.round : 0);
+  else
+    for (int i = 0; i < MOE_GROUPS_SOME_; i += MOE_W) MOE_V(storei)(amax + i, MOE_V(set1i)(0u));
   if (!binade) n = MOE_K(some_scales)(&some, scales, amax, groups, q);
   for (int64_t g = 0, end; g < n;) {
     const int64_t next = moe_min_(n, g + 4);

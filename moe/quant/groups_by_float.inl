@@ -1,7 +1,12 @@
 /* Groups of 32 elements to codes and back through float, which represents every element exactly: for storage formats
    that are not worth more code. Included for each of them. */
 
-#if !MOE_VECTORS
+#if MOE_VECTORS
+MOE_INLINE MOE_V(i) MOE_VF(load2)(const char *p, MOE_V(f) * even, MOE_V(f) * odd) {
+  return MOE_V(split)(MOE_VF(load)(p), MOE_VF(load)(p + MOE_W * sizeof(MOE_FORMAT_TYPE)), even, odd);
+}
+#include "groups.inl"
+#else
 MOE_FN int64_t MOE_KF(quantize_groups)(uint8_t *codes, uint8_t *scales, const void *x, int64_t groups,
                                        const moe_numbers_ *numbers, const moe_prefetch_block_ *fetch) {
   const int64_t size = 32 * (int64_t)sizeof(MOE_FORMAT_TYPE), step = numbers->wide ? 32 : 16;

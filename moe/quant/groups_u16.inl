@@ -121,10 +121,11 @@ MOE_INLINE_LARGE int64_t MOE_K(u16_run)(uint8_t *codes, const char *words, const
       MOE_V(set1i)((table ? (uint32_t)(fraction + 1) << fraction : ((uint32_t)fraction << 7) + 127) * 0x00010001u);
   const int drop = fraction == 3 && q->drop && !table, away = q->away && !table;
   const int64_t prefetch_to = bytes * q->prefetch_to;
-  const moe_binade_ binade = table ? *table : (moe_binade_){{0}, 0}; /* a copy, which no store can change */
+  moe_binade_ binade = {{0}, 0}; /* a copy, which no store can change */
   moe_prefetch_at_ prefetch = *fetch;
   char few[4 * 64];
   uint8_t few_codes[4 * 32];
+  if (table) binade = *table;
   for (; g < n; g += 4) {
     const char *from = words + 64 * g;
     uint8_t *to = codes + bytes * g;

@@ -153,10 +153,6 @@ MOE_INLINE __m256i moe_load2_bf16_avx2(const void *p, __m256 *even, __m256 *odd)
   return both;
 }
 
-MOE_INLINE __m256i moe_load2_fp16_avx2(const void *p, __m256 *even, __m256 *odd) {
-  return moe_split_avx2(moe_load_fp16_avx2(p), moe_load_fp16_avx2((const char *)p + 16), even, odd);
-}
-
 MOE_INLINE void moe_store2_f32_avx2(void *p, __m256 even, __m256 odd, __m256i signs) {
   const __m256i top = _mm256_set1_epi32(INT32_MIN);
   const __m256 e = _mm256_or_ps(even, _mm256_castsi256_ps(_mm256_slli_epi32(signs, 16)));

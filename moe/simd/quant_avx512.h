@@ -109,10 +109,6 @@ MOE_INLINE __m512i moe_load2_bf16_avx512(const void *p, __m512 *even, __m512 *od
   return both;
 }
 
-MOE_INLINE __m512i moe_load2_fp16_avx512(const void *p, __m512 *even, __m512 *odd) {
-  return moe_split_avx512(moe_load_fp16_avx512(p), moe_load_fp16_avx512((const char *)p + 32), even, odd);
-}
-
 MOE_INLINE void moe_store2_f32_avx512(void *p, __m512 even, __m512 odd, __m512i signs) {
   const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i e = _mm512_or_si512(_mm512_castps_si512(even), _mm512_slli_epi32(signs, 16));

@@ -16,17 +16,17 @@
      subs2x16 srl2x16                difference; the same, or 0 where b is larger; shifted
      lt2x16                          likewise: all ones where a < b, both below 0x8000
      lookup2x16                      likewise: entry (below 16) of 16 bytes; above it, in the upper byte, entry 0
-     largest2x16                     element i: the largest upper and lower words of vector i of W, all overwritten
+     largest2x16 (vectors only)      element i: the largest upper and lower words of vector i of W, all overwritten
      store32x8 store32x4             32 words of 8 or 4 bits: 16-bit words below 128 or 8, two in an element of 16/W
                                      vectors, with the signs (bit 15) of as many others
      store_words8                    (vectors only) the same of 8 bits, of two vectors, and as many signs
      nibble_pairs store_pairs        (vectors only) the same of 4 bits: two vectors at a time, then two such pairs
      lookup32x4                      stores 32 words of 16 bits: entries of a table of 16, by as many 4-bit words
-     load2_*, store2_f32, _bf16      2W elements, the even ones in one vector, the odd in another (f32; others: vectors
-                                     only).
+     load2_f32 load2_bf16, store2_*  2W elements, the even ones in one vector, the odd in another (bf16: vectors only).
                                      load2 also returns their signs in bits 15 and 31 of a word for each pair, whose
                                      other bits are undefined. store2 adds such signs, the other bits 0; no element is
-                                     a NaN */
+                                     a NaN
+     split (vectors only)            load2_f32 of two vectors */
 #ifndef MOE_SIMD_QUANT_SCALAR_H
 #define MOE_SIMD_QUANT_SCALAR_H
 
@@ -112,7 +112,5 @@ MOE_INLINE void moe_store2_f32_scalar(void *p, float even, float odd, uint32_t s
   moe_storei_scalar(p, moe_casti_scalar(even) | signs << 16);
   moe_storei_scalar((float *)p + 1, moe_casti_scalar(odd) | (signs & 0x80000000u));
 }
-
-MOE_INLINE uint32_t moe_largest2x16_scalar(uint32_t v[1]) { return v[0]; }
 
 #endif
