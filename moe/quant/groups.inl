@@ -43,8 +43,8 @@ MOE_FN int64_t MOE_KF(quantize_singly)(uint8_t *codes, const uint8_t *scales, co
     float x[32];
     if (!scales && !q->known && amax[g] > MOE_SUM_LIMIT_) break;
     MOE_KF(load_one)(x, from + 32 * g * (int64_t)sizeof(MOE_FORMAT_TYPE), 32);
-    MOE_K(quantize_one)(codes + g * (q->wide ? 32 : 16), x,
-                        scales ? moe_castf_scalar((254u - scales[g]) << 23) : q->factor, q);
+    const float factor = scales ? moe_castf_scalar((254u - scales[g]) << 23) : q->factor;
+    MOE_K(quantize_one)(codes + g * (q->wide ? 32 : 16), x, factor, q);
   }
   return g;
 }
