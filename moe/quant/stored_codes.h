@@ -19,6 +19,20 @@ MOE_EITHER void moe_code_put_(uint8_t *row, int64_t i, int bits, uint32_t code) 
   if (at + bits > 8) p[1] = (uint8_t)(word >> 8);
 }
 
+/* n codes of 6 bits as kernels take them. Groups of eight are 48 bits; the sign moves to bit 7. */
+MOE_FN void moe_six_to_bytes_(uint8_t *to, const uint8_t *codes, int64_t n) {
+  for (int64_t left = n; left > 0; left -= 8, to += 8, codes += 6) {
+    const int64_t some = moe_min_(8, left);
+    uint64_t x = 0;
+    for (int64_t b = 0; b < (some * 6 + 7) / 8; b++) x |= (uint64_t)codes[b] << 8 * b;
+    x = (x & 0xffffffu) | (x & 0xffffff000000u) << 8;
+    x = (x & 0x00000fff00000fffu) | (x & 0x00fff00000fff000u) << 4;
+    x = (x & 0x003f003f003f003fu) | (x & 0x0fc00fc00fc00fc0u) << 2;
+    x = (x & 0x1f1f1f1f1f1f1f1fu) | (x & 0x2020202020202020u) << 2;
+    for (int64_t b = 0; b < some; b++) to[b] = (uint8_t)(x >> 8 * b);
+  }
+}
+
 /* Whether kernels take the codes from `first` of a row on. */
 MOE_EITHER int moe_stored_plain_(const moe_element_format_ *f, int64_t first) {
   return !f->packed && first * f->bits % 8 == 0;

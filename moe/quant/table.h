@@ -81,6 +81,18 @@ typedef struct moe_codes_ {
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 
+/* Codes times scales that are floats: elements along K of up to MOE_NR columns, those of the codes. Elements are in runs,
+   in each of which a column has one scale and, of integers, one zero point. pack_scaled_columns: the columns of
+   pack_codes_columns, contiguous and not split; pack_scaled_rows: they are the rows of pack_codes_rows. */
+typedef struct moe_scaled_codes_ {
+  moe_codes_ codes;         /* scale is NULL */
+  const uint8_t *run;       /* of each element */
+  const float *scale;       /* [runs][MOE_NR], of columns that do not exist 0 */
+  const float *zero;        /* likewise: what code 0 is, after `flip`, in units of format->magic's last bit, added to it; */
+  int64_t zero_mask;        /*   ~0, or MOE_NR - 1: the same in all runs */
+  int to_bf16;              /* what is packed is rounded to it */
+} moe_scaled_codes_;
+
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
 typedef struct moe_quant_table_ {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
@@ -97,6 +109,8 @@ typedef struct moe_quant_table_ {
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
+  void (*pack_scaled_rows)(float *panel, const moe_scaled_codes_ *codes);
+  void (*pack_scaled_columns)(float *panel, const moe_scaled_codes_ *codes);
   /* `width` columns of a row of an f32 panel from n words of four codes: the codes from bit `shift` on times the words'
      scale bytes. */
   void (*pack_words_row[2])(float *row, const uint8_t *words, int shift, const uint8_t *scale, int64_t n, int64_t width,

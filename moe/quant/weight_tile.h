@@ -256,35 +256,130 @@ MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
   return codes;
 }
 
-/* A column's codes that kernels do not take; where zero points are given, less those. */
-MOE_FN void moe_tile_load_stored_(const moe_weight_tile_ *p, int64_t column, const uint8_t *codes, float *x) {
+/* ------------------------------------------------------------------------- columns under scales that are not MX's */
+
+/* Of up to MOE_NR columns: see moe_scaled_codes_. */
+enum { MOE_TILE_RUNS_ = 16, MOE_TILE_SOME_ = 32 };
+typedef struct moe_tile_scales_ {
+  float scale[MOE_TILE_RUNS_ * MOE_NR], zero[MOE_TILE_RUNS_ * MOE_NR];
+  uint8_t run[MOE_DECODE_K_];
+} moe_tile_scales_;
+
+/* How many of n elements are packed at a time: whole bytes of codes, and not too many runs. */
+MOE_FN int64_t moe_tile_some_(const moe_weight_tile_ *p, int64_t n) {
+  if (p->q->block_k < MOE_DECODE_K_ / (MOE_TILE_RUNS_ - 2)) return moe_min_(n, MOE_TILE_RUNS_);
+  return p->q->format.bits == 6 ? moe_min_(n, MOE_TILE_SOME_) : n;
+}
+
+/* Which run each of the tile's elements is in. Returns how many there are. */
+MOE_FN int64_t moe_tile_runs_(const moe_weight_tile_ *p, uint8_t *run) {
+  int64_t runs = 0;
+  for (int64_t i = 0, end; i < p->elements; i = end, runs++) {
+    end = i + moe_tile_left_k_(p, i);
+    memset(run + i, (int)runs, (size_t)(end - i));
+  }
+  return runs;
+}
+
+/* The scales of a run, as floats. */
+MOE_FN void moe_tile_load_scales_(const moe_weight_tile_ *p, int64_t from, float *scale) {
   const moe_quantized_ *q = p->q;
-  const uint8_t *zero = q->weight->zero_points;
-  for (int64_t i = 0, n; i < p->elements; i += n) {
-    n = zero ? moe_tile_left_k_(p, i) : p->elements;
-    moe_stored_load_(p->kernels, &q->format, x + i, codes, i, n,
-                     zero ? zero[moe_quantized_scale_index_(q, p->expert, p->part, p->column + column, p->element + i)]
-                          : q->format.zero);
+  const moe_mx_tensor_ *s = &q->tensor;
+  const int64_t bytes = moe_scales_bytes_(q->scales_type);
+  moe_mx_at_ at = {p->expert, p->part, p->column, (p->element + from) / MOE_MX_GROUP_, NULL};
+  float room[MOE_NR];
+  char *stored = (char *)room;
+  if (moe_is_mx_(q->weight)) {
+    for (int64_t j = 0; j < p->count; j++, at.column++) scale[j] = moe_e8m0_(*moe_mx_scale_at_(s, &at));
+    return;
+  }
+  const int64_t first = moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element + from);
+  const int64_t stride = moe_quantized_down_(q) * bytes;
+  const char *src = (const char *)q->weight->scales + first * bytes;
+  for (int64_t j = 0; j < p->count && bytes == 1; j++, src += stride) stored[j] = *src;
+  for (int64_t j = 0; j < p->count && bytes == 2; j++, src += stride) memcpy(stored + 2 * j, src, 2);
+  for (int64_t j = 0; j < p->count && bytes == 4; j++, src += stride) memcpy(stored + 4 * j, src, 4);
+  moe_scales_load_(p->kernels, q->scales_type, scale, stored, p->count);
+  if (q->weight->global_scale)
+    p->kernels->vec->scale_row(scale, q->weight->global_scale[p->expert * s->parts + p->part], p->count);
+}
+
+/* What becomes of code 0 in a run: see moe_scaled_codes_. */
+MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t from, float *zero) {
+  const moe_quantized_ *q = p->q;
+  const uint8_t *given = q->weight->zero_points;
+  const int64_t stride = moe_quantized_down_(q);
+  if (given) given += moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element + from);
+  for (int64_t j = 0; j < MOE_NR; j++)
+    zero[j] = moe_castf_scalar(q->format.magic | (j >= p->count ? q->format.flip
+                                                  : given       ? given[j * stride]
+                                                                : (uint32_t)q->format.zero));
+}
+
+MOE_FN void moe_tile_scales_of_(const moe_weight_tile_ *p, moe_tile_scales_ *t, moe_scaled_codes_ *s) {
+  const int64_t runs = moe_tile_runs_(p, t->run);
+  const int zeros = p->q->weight->zero_points != NULL;
+  s->run = t->run, s->scale = t->scale, s->zero = t->zero;
+  s->zero_mask = zeros ? -1 : MOE_NR - 1;
+  s->to_bf16 = p->q->type == MOE_DTYPE_BF16;
+  for (int64_t r = 0, from = 0; r < runs; r++, from += moe_tile_left_k_(p, from)) {
+    float *scale = t->scale + r * MOE_NR;
+    moe_tile_load_scales_(p, from, scale);
+    memset(scale + p->count, 0, (size_t)(MOE_NR - p->count) * sizeof *scale);
+    if (p->q->format.zero && (zeros || r == 0)) moe_tile_load_zeros_(p, from, t->zero + r * MOE_NR);
   }
 }
 
-/* The same of all columns, to a panel. */
-MOE_FN void moe_tile_pack_stored_(const moe_weight_tile_ *p, const moe_codes_ *codes, float *panel) {
-  float x[MOE_DECODE_K_] = {0};
-  for (int64_t j = 0; j < (p->transposed ? p->count : p->width); j++) {
-    if (j < p->count) moe_tile_load_stored_(p, j, codes->codes + j * codes->stride, x);
-    else memset(x, 0, sizeof x);
-    if (p->transposed) memcpy(panel + j * MOE_NR, x, MOE_NR_BYTES_); /* x is 0 behind its elements */
-    else
-      for (int64_t i = 0; i < p->elements; i++) panel[i * MOE_NR + p->col + j] = x[i];
+/* Codes of 6 bits, which become bytes as kernels take them. */
+MOE_FN __attribute__((noinline)) void moe_tile_pack_bytes_(moe_scaled_codes_ *s, int64_t columns, int64_t elements,
+                                                           float *panel, void (*pack)(float *, const moe_scaled_codes_ *)) {
+  uint8_t bytes[MOE_NR * MOE_TILE_SOME_];
+  moe_element_format_ f = *s->codes.format;
+  f.bits = 8;
+  for (int64_t j = 0; j < columns; j++)
+    moe_six_to_bytes_(bytes + j * MOE_TILE_SOME_, s->codes.codes + j * s->codes.stride, elements);
+  s->codes.codes = bytes, s->codes.stride = MOE_TILE_SOME_, s->codes.group = MOE_MX_GROUP_;
+  s->codes.format = &f;
+  pack(panel, s);
+}
+
+/* Some of the tile's columns, and elements of them. */
+MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_ *p, float *panel) {
+  moe_tile_scales_ scales;
+  moe_scaled_codes_ s;
+  const moe_quant_table_ *quant = p->kernels->quant;
+  void (*pack)(float *, const moe_scaled_codes_ *) = p->transposed ? quant->pack_scaled_rows : quant->pack_scaled_columns;
+  s.codes = moe_tile_scaled_codes_(p);
+  moe_tile_scales_of_(p, &scales, &s);
+  if (p->q->format.bits == 6) moe_tile_pack_bytes_(&s, p->count, p->elements, panel, pack);
+  else pack(panel, &s);
+}
+
+/* Groups, and MX of elements that its kernels do not take. */
+MOE_FN void moe_tile_pack_groups_of_(const moe_weight_tile_ *p, float *panel) {
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  moe_weight_tile_ part = *p;
+  for (int64_t at = 0; at < p->elements; at += part.elements) {
+    part.elements = moe_tile_some_(p, p->elements - at);
+    part.element = p->element + at;
+    if (p->transposed) part.col = at, part.width = at + part.elements < p->elements ? part.elements : MOE_NR - at;
+    for (int64_t c = 0; c < p->count; c += part.count) {
+      part.column = p->column + c, part.count = moe_min_(MOE_NR, p->count - c);
+      moe_tile_pack_part_(&part, panel + (p->transposed ? c : at) * MOE_NR);
+    }
+    part.count = p->count;
   }
+  moe_fpenv_restore_(saved);
 }
 
 MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
   const int wide = moe_wide_(&p->q->format);
-  if (p->q->format.packed) moe_tile_pack_stored_(p, &codes, panel);
-  else if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
+  if (moe_is_mx_(p->q->weight) || moe_is_group_(p->q->weight)) {
+    moe_tile_pack_groups_of_(p, panel);
+    return;
+  }
+  if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
   else p->kernels->quant->pack_codes_rows[wide](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
