@@ -258,12 +258,7 @@ MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
 
 /* ------------------------------------------------------------------------- columns under scales that are not MX's */
 
-/* Of up to MOE_NR columns: see moe_scaled_codes_. */
 enum { MOE_TILE_RUNS_ = 16, MOE_TILE_SOME_ = 32 };
-typedef struct moe_tile_scales_ {
-  float scale[MOE_TILE_RUNS_ * MOE_NR], zero[MOE_TILE_RUNS_ * MOE_NR];
-  uint8_t run[MOE_DECODE_K_];
-} moe_tile_scales_;
 
 /* How many of n elements are packed at a time: whole bytes of codes, and not too many runs. */
 MOE_FN int64_t moe_tile_some_(const moe_weight_tile_ *p, int64_t n) {
@@ -271,63 +266,53 @@ MOE_FN int64_t moe_tile_some_(const moe_weight_tile_ *p, int64_t n) {
   return p->q->format.bits == 6 ? moe_min_(n, MOE_TILE_SOME_) : n;
 }
 
-/* Which run each of the tile's elements is in. Returns how many there are. */
-MOE_FN int64_t moe_tile_runs_(const moe_weight_tile_ *p, uint8_t *run) {
-  int64_t runs = 0;
-  for (int64_t i = 0, end; i < p->elements; i = end, runs++) {
-    end = i + moe_tile_left_k_(p, i);
-    memset(run + i, (int)runs, (size_t)(end - i));
-  }
-  return runs;
+/* Copies numbers of `size` bytes, `runs` of each of n columns, `stride` bytes apart, to rows of MOE_NR, the rest 0. */
+MOE_FN void moe_tile_gather_(uint8_t *to, const uint8_t *from, int64_t size, int64_t stride, int64_t n, int64_t runs) {
+  if (n < MOE_NR) memset(to, 0, (size_t)(runs * MOE_NR * size));
+  for (int64_t j = 0; j < n; j++, to += size, from += stride)
+    for (int64_t r = 0; r < runs; r++) {
+      if (size == 1) to[r * MOE_NR] = from[r];
+      else if (size == 2) memcpy(to + r * MOE_NR * 2, from + r * 2, 2);
+      else memcpy(to + r * MOE_NR * 4, from + r * 4, 4);
+    }
 }
 
-/* The scales of a run, as floats. */
-MOE_FN void moe_tile_load_scales_(const moe_weight_tile_ *p, int64_t from, float *scale) {
+/* The scales of the tile's runs, as floats. */
+MOE_FN void moe_tile_load_scales_(const moe_weight_tile_ *p, int64_t index, int64_t runs, float *scale) {
   const moe_quantized_ *q = p->q;
   const moe_mx_tensor_ *s = &q->tensor;
-  const int64_t bytes = moe_scales_bytes_(q->scales_type);
-  moe_mx_at_ at = {p->expert, p->part, p->column, (p->element + from) / MOE_MX_GROUP_, NULL};
-  float room[MOE_NR];
-  char *stored = (char *)room;
-  if (moe_is_mx_(q->weight)) {
-    for (int64_t j = 0; j < p->count; j++, at.column++) scale[j] = moe_e8m0_(*moe_mx_scale_at_(s, &at));
-    return;
+  const int mx = moe_is_mx_(q->weight);
+  const moe_scales_type type = mx ? MOE_SCALES_E8M0 : q->scales_type;
+  const int64_t size = moe_scales_bytes_(type), n = runs * MOE_NR;
+  const int64_t stride = mx ? s->own.column : moe_quantized_down_(q) * size;
+  moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  const uint8_t *from = mx ? moe_mx_scale_at_(s, &at) : (const uint8_t *)q->weight->scales + index * size;
+  uint8_t stored[2 * MOE_TILE_RUNS_ * MOE_NR], *to = size == 4 ? (uint8_t *)scale : stored;
+  const int own = !mx || s->scales == MOE_MX_SCALES_OWN;
+  const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
+  if (own && p->count % 16 == 0 && runs * size % 4 == 0 && type != MOE_SCALES_FP16) {
+    memset(scale, 0, p->count < MOE_NR ? (size_t)n * sizeof *scale : 0);
+    p->kernels->quant->load_scales(scale, from, stride, p->count, runs, type, &e4m3fn);
+  } else {
+    if (own) moe_tile_gather_(to, from, size, stride, p->count, runs);
+    for (int64_t i = 0; i < n && !own; i++) {
+      at.column = p->column + moe_min_(i % MOE_NR, p->count - 1), at.group = p->element / MOE_MX_GROUP_ + i / MOE_NR;
+      stored[i] = *moe_mx_scale_at_(s, &at);
+    }
+    if (size < 4) moe_scales_load_(p->kernels, type, scale, stored, n);
   }
-  const int64_t first = moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element + from);
-  const int64_t stride = moe_quantized_down_(q) * bytes;
-  const char *src = (const char *)q->weight->scales + first * bytes;
-  for (int64_t j = 0; j < p->count && bytes == 1; j++, src += stride) stored[j] = *src;
-  for (int64_t j = 0; j < p->count && bytes == 2; j++, src += stride) memcpy(stored + 2 * j, src, 2);
-  for (int64_t j = 0; j < p->count && bytes == 4; j++, src += stride) memcpy(stored + 4 * j, src, 4);
-  moe_scales_load_(p->kernels, q->scales_type, scale, stored, p->count);
   if (q->weight->global_scale)
-    p->kernels->vec->scale_row(scale, q->weight->global_scale[p->expert * s->parts + p->part], p->count);
+    p->kernels->vec->scale_row(scale, q->weight->global_scale[p->expert * s->parts + p->part], n);
 }
 
-/* What becomes of code 0 in a run: see moe_scaled_codes_. */
-MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t from, float *zero) {
-  const moe_quantized_ *q = p->q;
-  const uint8_t *given = q->weight->zero_points;
-  const int64_t stride = moe_quantized_down_(q);
-  if (given) given += moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element + from);
-  for (int64_t j = 0; j < MOE_NR; j++)
-    zero[j] = moe_castf_scalar(q->format.magic | (j >= p->count ? q->format.flip
-                                                  : given       ? given[j * stride]
-                                                                : (uint32_t)q->format.zero));
-}
-
-MOE_FN void moe_tile_scales_of_(const moe_weight_tile_ *p, moe_tile_scales_ *t, moe_scaled_codes_ *s) {
-  const int64_t runs = moe_tile_runs_(p, t->run);
-  const int zeros = p->q->weight->zero_points != NULL;
-  s->run = t->run, s->scale = t->scale, s->zero = t->zero;
-  s->zero_mask = zeros ? -1 : MOE_NR - 1;
-  s->to_bf16 = p->q->type == MOE_DTYPE_BF16;
-  for (int64_t r = 0, from = 0; r < runs; r++, from += moe_tile_left_k_(p, from)) {
-    float *scale = t->scale + r * MOE_NR;
-    moe_tile_load_scales_(p, from, scale);
-    memset(scale + p->count, 0, (size_t)(MOE_NR - p->count) * sizeof *scale);
-    if (p->q->format.zero && (zeros || r == 0)) moe_tile_load_zeros_(p, from, t->zero + r * MOE_NR);
-  }
+/* What becomes of the code of 0: see moe_scaled_codes_. */
+MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t index, int64_t runs, float *zero) {
+  const moe_element_format_ *f = &p->q->format;
+  const uint8_t *given = p->q->weight->zero_points;
+  uint8_t stored[MOE_TILE_RUNS_ * MOE_NR];
+  if (given) moe_tile_gather_(stored, given + index, 1, moe_quantized_down_(p->q), p->count, runs);
+  for (int64_t i = 0; i < (given ? runs : 1) * MOE_NR; i++)
+    zero[i] = moe_castf_scalar(f->magic | (i % MOE_NR >= p->count ? f->flip : given ? stored[i] : (uint32_t)f->zero));
 }
 
 /* Codes of 6 bits, which become bytes as kernels take them. */
@@ -345,13 +330,22 @@ MOE_FN __attribute__((noinline)) void moe_tile_pack_bytes_(moe_scaled_codes_ *s,
 
 /* Some of the tile's columns, and elements of them. */
 MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_ *p, float *panel) {
-  moe_tile_scales_ scales;
-  moe_scaled_codes_ s;
+  float scale[MOE_TILE_RUNS_ * MOE_NR], zero[MOE_TILE_RUNS_ * MOE_NR];
+  const moe_quantized_ *q = p->q;
   const moe_quant_table_ *quant = p->kernels->quant;
   void (*pack)(float *, const moe_scaled_codes_ *) = p->transposed ? quant->pack_scaled_rows : quant->pack_scaled_columns;
+  const int mx = moe_is_mx_(q->weight), integer = q->format.zero > 0;
+  const int64_t index = mx ? 0 : moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element);
+  moe_scaled_codes_ s;
   s.codes = moe_tile_scaled_codes_(p);
-  moe_tile_scales_of_(p, &scales, &s);
-  if (p->q->format.bits == 6) moe_tile_pack_bytes_(&s, p->count, p->elements, panel, pack);
+  s.block = q->block_k, s.first = ((mx ? 0 : q->weight->first_k) + p->element) % q->block_k;
+  const int64_t runs = (s.first + p->elements - 1) / s.block + 1;
+  s.scale = scale, s.zero = integer ? zero : scale;
+  s.zero_stride = q->weight->zero_points ? MOE_NR : 0;
+  s.to_bf16 = q->type == MOE_DTYPE_BF16;
+  moe_tile_load_scales_(p, index, runs, scale);
+  if (integer) moe_tile_load_zeros_(p, index, runs, zero);
+  if (q->format.bits == 6) moe_tile_pack_bytes_(&s, p->count, p->elements, panel, pack);
   else pack(panel, &s);
 }
 
