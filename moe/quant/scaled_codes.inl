@@ -1,8 +1,8 @@
 /* Codes under scales that are floats to f32 panels (see moe_scaled_codes_). */
 
 /* The values of codes, which are the lowest bits of elements. The last bits of f->magic count units of an integer. */
-MOE_INLINE MOE_V(f) MOE_K(code_values)(int bits, int integer, MOE_V(i) codes, MOE_V(f) zero,
-                                       const moe_element_format_ *f) {
+MOE_INLINE MOE_V(f)
+    MOE_K(code_values)(int bits, int integer, MOE_V(i) codes, MOE_V(f) zero, const moe_element_format_ *f) {
   if (!integer) return bits == 4 ? MOE_V(e2m1)(codes) : MOE_K(fp8)(codes, 0, f);
   const MOE_V(i) up = MOE_V(addi)(codes, MOE_V(set1i)(f->flip)), mask = MOE_V(set1i)((1u << bits) - 1u);
   return MOE_V(sub)(MOE_V(castf)(MOE_V(mux)(mask, up, MOE_V(set1i)(f->magic))), zero);
@@ -89,8 +89,7 @@ MOE_INLINE void MOE_K(pack_scaled_row)(int bits, int integer, float *p, const ui
       scale = MOE_V(loadn)(scales, n), zero = MOE_V(loadn)(zeros, n);
     }
     const MOE_V(i) codes = bits == 4 ? MOE_K(row_codes_4)(row, i, s->codes.n) : MOE_K(row_codes_8)(row, i, s->codes.n);
-    const MOE_V(f) x =
-        MOE_K(scaled_values)(MOE_K(code_values)(bits, integer, codes, zero, &f), scale, s->to_bf16);
+    const MOE_V(f) x = MOE_K(scaled_values)(MOE_K(code_values)(bits, integer, codes, zero, &f), scale, s->to_bf16);
     if (n < MOE_W) MOE_V(storen)(p + i, x, n);
     else MOE_V(store)(p + i, x);
   }
@@ -115,11 +114,12 @@ MOE_FN void MOE_K(load_scales)(float *scale, const uint8_t *from, int64_t stride
   for (int64_t col = 0; col < n; col += MOE_W, from += MOE_W * stride)
     for (int64_t r = 0; r < runs;) {
       const MOE_V(i) word = MOE_V(gather)(from + r * bits / 8, stride);
+      const int e4m3fn = type == MOE_SCALES_E4M3FN, special = MOE_K(special_fp8)(MOE_K(outside_fp8)(word, &f));
       for (int at = 0; at < 32; at += bits, r++) {
         const MOE_V(i) up = MOE_V(slli)(word, 32 - bits - at), byte = MOE_V(srli)(up, 24);
         MOE_V(f) x = MOE_V(castf)(up);
         if (bits == 16) x = MOE_V(castf)(MOE_V(andi)(up, MOE_V(set1i)(0xffff0000u)));
-        if (type == MOE_SCALES_E4M3FN) x = MOE_K(fp8)(byte, 0, &f);
+        if (e4m3fn) x = special ? MOE_K(fp8)(byte, 0, &f) : MOE_K(plain_fp8)(word, at, MOE_V(set1i)(127u), &f);
         if (type == MOE_SCALES_E8M0) x = MOE_K(times_e8m0)(MOE_V(set1)(1.0f), byte);
         MOE_V(store)(scale + r * MOE_NR + col, x);
       }

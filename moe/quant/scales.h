@@ -25,7 +25,8 @@ MOE_FN float moe_scale_at_(const moe_kernels *kernels, moe_scales_type type, con
 }
 
 /* n of them. */
-MOE_FN void moe_scales_load_(const moe_kernels *kernels, moe_scales_type type, float *x, const void *scales, int64_t n) {
+MOE_FN void moe_scales_load_(const moe_kernels *kernels, moe_scales_type type, float *x, const void *scales,
+                             int64_t n) {
   const uint8_t *byte = (const uint8_t *)scales;
   const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
   if (type == MOE_SCALES_E4M3FN) kernels->quant->load_codes[1](x, byte, n, &e4m3fn);

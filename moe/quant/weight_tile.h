@@ -198,8 +198,7 @@ MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
 
 /* How many elements of the tile along K, or columns, from one on are left of a block. */
 MOE_FN int64_t moe_tile_left_k_(const moe_weight_tile_ *p, int64_t i) {
-  const int64_t first = moe_is_mx_(p->q->weight) ? 0 : p->q->weight->first_k;
-  return moe_min_(p->elements - i, p->q->block_k - (first + p->element + i) % p->q->block_k);
+  return moe_min_(p->elements - i, p->q->block_k - (p->q->weight->first_k + p->element + i) % p->q->block_k);
 }
 MOE_FN int64_t moe_tile_left_n_(const moe_weight_tile_ *p, int64_t i) {
   const int64_t first = p->q->block_n > 1 ? p->q->weight->first_column : 0;
@@ -317,7 +316,7 @@ MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t index, int64
 
 /* Codes of 6 bits, which become bytes as kernels take them. */
 MOE_FN __attribute__((noinline)) void moe_tile_pack_bytes_(moe_scaled_codes_ *s, int64_t columns, int64_t elements,
-                                                           float *panel, void (*pack)(float *, const moe_scaled_codes_ *)) {
+                                                           float *panel, moe_pack_scaled_fn_ pack) {
   uint8_t bytes[MOE_NR * MOE_TILE_SOME_];
   moe_element_format_ f = *s->codes.format;
   f.bits = 8;
@@ -333,7 +332,7 @@ MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_
   float scale[MOE_TILE_RUNS_ * MOE_NR], zero[MOE_TILE_RUNS_ * MOE_NR];
   const moe_quantized_ *q = p->q;
   const moe_quant_table_ *quant = p->kernels->quant;
-  void (*pack)(float *, const moe_scaled_codes_ *) = p->transposed ? quant->pack_scaled_rows : quant->pack_scaled_columns;
+  const moe_pack_scaled_fn_ pack = p->transposed ? quant->pack_scaled_rows : quant->pack_scaled_columns;
   const int mx = moe_is_mx_(q->weight), integer = q->format.zero > 0;
   const int64_t index = mx ? 0 : moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element);
   moe_scaled_codes_ s;
@@ -350,7 +349,7 @@ MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_
 }
 
 /* Groups, and MX of elements that its kernels do not take. */
-MOE_FN void moe_tile_pack_groups_of_(const moe_weight_tile_ *p, float *panel) {
+MOE_FN void moe_tile_pack_runs_(const moe_weight_tile_ *p, float *panel) {
   const moe_fpenv_ saved = moe_fpenv_enter_();
   moe_weight_tile_ part = *p;
   for (int64_t at = 0; at < p->elements; at += part.elements) {
@@ -370,7 +369,7 @@ MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
   const int wide = moe_wide_(&p->q->format);
   if (moe_is_mx_(p->q->weight) || moe_is_group_(p->q->weight)) {
-    moe_tile_pack_groups_of_(p, panel);
+    moe_tile_pack_runs_(p, panel);
     return;
   }
   if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
