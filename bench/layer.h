@@ -50,7 +50,8 @@ typedef struct bench_layer {
   int32_t *chosen;
   float *plain;   /* BENCH_ARRAYS: [T,H]; or, quantised: */
   uint8_t *codes; /*   of x, as `storage` says, */
-  void *scales;   /*   rows of E8M0 bytes or a float per row */
+  void *scales;   /*   rows of E8M0 bytes or of groups' scales, or a float per row */
+  uint8_t *zeros; /*   zero points, or NULL */
   void *workspace;
   size_t workspace_bytes;
   int64_t bytes; /* of all tensors */

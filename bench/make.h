@@ -154,7 +154,8 @@ static void bench_alloc_weights(moe_context *ctx, bench_layer *layer) {
 static void bench_alloc_codes(moe_context *ctx, bench_layer *layer) {
   const bench_shape s = layer->shape;
   layer->codes = (uint8_t *)bench_alloc(layer, s.T * s.H, 1);
-  layer->scales = bench_alloc(layer, s.T * ((s.H + 31) / 32 + 4), 1);
+  layer->scales = bench_alloc(layer, s.T * ((s.H + 15) / 16 + 4), 1);
+  if (layer->storage->as.zero_points) layer->zeros = (uint8_t *)bench_alloc(layer, s.T * ((s.H + 15) / 16), 1);
   bench_expect(ctx, bench_quantize_x(ctx, layer));
 }
 
@@ -230,6 +231,12 @@ static void bench_free(bench_layer *layer) {
                  layer->dw,
                  (void *)(uintptr_t)layer->quantized_w.codes,
                  (void *)(uintptr_t)layer->quantized_w.scales,
+                 (void *)(uintptr_t)layer->quantized_wgu.global_scale,
+                 (void *)(uintptr_t)layer->quantized_wgu.zero_points,
+                 (void *)(uintptr_t)layer->quantized_wd.global_scale,
+                 (void *)(uintptr_t)layer->quantized_wd.zero_points,
+                 (void *)(uintptr_t)layer->quantized_w.global_scale,
+                 (void *)(uintptr_t)layer->quantized_w.zero_points,
                  layer->router,
                  layer->logits,
                  layer->chosen_weights,
@@ -237,6 +244,7 @@ static void bench_free(bench_layer *layer) {
                  layer->plain,
                  layer->codes,
                  layer->scales,
+                 layer->zeros,
                  layer->workspace};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

@@ -41,6 +41,7 @@
 #undef MOE_CODES_BITS
 #undef MOE_SCALED
 #undef MOE_PLAIN
+#include "quant/scaled_codes.inl"
 
 #if MOE_VECTORS
 #define MOE_SMALL_M_PAIRS 0

@@ -50,7 +50,7 @@ MOE_FN int MOE_K(load_words)(const moe_codes_ *c, int64_t col, int64_t at, MOE_V
     MOE_K(copy_columns)(columns, c, first, c->k - at, c->n - col);
     first = columns, stride = 4 * MOE_W;
   }
-  if (MOE_W > 1) MOE_K(transpose_tile)(words, 4 * MOE_W, first, stride, MOE_W, MOE_W);
+  if (MOE_W > 1) MOE_V(load_columns)((const char *)first, stride, words);
   else words[0] = MOE_V(gather)(first, 0);
   *scales = MOE_K(scale_words)(c, col, at / 32, (moe_min_(c->k, end) + 31) / 32 - at / 32);
   return MOE_W == 1 || end > c->k || MOE_K(scales_special)(*scales);

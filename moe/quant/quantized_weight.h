@@ -58,14 +58,11 @@ MOE_FN int64_t moe_quantized_scale_index_(const moe_quantized_ *q, int64_t exper
   return (((expert * down + row) * s->parts + part) * across + column) * q->repeat;
 }
 
-/* The scale of an element. */
+/* The scale of an element, neither of MX nor of a group. */
 MOE_FN float moe_quantized_scale_(const moe_quantized_ *q, const moe_kernels *kernels, int64_t expert, int64_t part,
                                   int64_t column, int64_t k) {
-  const moe_mx_at_ at = {expert, part, column, k / MOE_MX_GROUP_, NULL};
-  if (moe_is_mx_(q->weight)) return moe_e8m0_(*moe_mx_scale_at_(&q->tensor, &at));
-  const float x =
-      moe_scale_at_(kernels, q->scales_type, q->weight->scales, moe_quantized_scale_index_(q, expert, part, column, k));
-  return q->weight->global_scale ? x * q->weight->global_scale[expert * q->tensor.parts + part] : x;
+  return moe_scale_at_(kernels, q->scales_type, q->weight->scales,
+                       moe_quantized_scale_index_(q, expert, part, column, k));
 }
 
 /* n product sums times the scales of their columns, where these are applied to sums. */

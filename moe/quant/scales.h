@@ -24,6 +24,17 @@ MOE_FN float moe_scale_at_(const moe_kernels *kernels, moe_scales_type type, con
   return x;
 }
 
+/* n of them. */
+MOE_FN void moe_scales_load_(const moe_kernels *kernels, moe_scales_type type, float *x, const void *scales,
+                             int64_t n) {
+  const uint8_t *byte = (const uint8_t *)scales;
+  const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
+  if (type == MOE_SCALES_E4M3FN) kernels->quant->load_codes[1](x, byte, n, &e4m3fn);
+  else if (type != MOE_SCALES_E8M0) moe_load_row_(kernels->vec, moe_scales_dtype_(type), x, scales, n);
+  else
+    for (int64_t i = 0; i < n; i++) x[i] = moe_e8m0_(byte[i]);
+}
+
 /* Stores x, above 0 or NaN, rounded as moe_quantize_group says. */
 MOE_FN void moe_scale_put_(const moe_kernels *kernels, moe_scales_type type, void *scales, int64_t i, float x) {
   char *at = (char *)scales + i * moe_scales_bytes_(type);
@@ -44,6 +55,8 @@ MOE_FN void moe_scale_put_(const moe_kernels *kernels, moe_scales_type type, voi
 MOE_FN moe_status moe_check_scales_(moe_context *ctx, const char *name, moe_scales_type type, const void *scales,
                                     int64_t n, int64_t step) {
   const moe_kernels *kernels = moe_kernels_();
+  const int floats = type < MOE_SCALES_E4M3FN && step == 1 && n > 0;
+  if (floats && kernels->quant->magnitude[moe_scales_dtype_(type)](scales, n) < 0x7f800000u) return MOE_OK;
   for (int64_t i = 0; i < n; i += step) {
     const float x = moe_scale_at_(kernels, type, scales, i);
     if (!moe_is_finite_(&x)) return moe_check_finite_(ctx, name, &x);

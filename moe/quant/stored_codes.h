@@ -19,6 +19,26 @@ MOE_EITHER void moe_code_put_(uint8_t *row, int64_t i, int bits, uint32_t code) 
   if (at + bits > 8) p[1] = (uint8_t)(word >> 8);
 }
 
+/* n codes of 6 bits as kernels take them. Groups of eight are 48 bits; the sign moves to bit 7. */
+MOE_FN void moe_six_to_bytes_(uint8_t *to, const uint8_t *codes, int64_t n) {
+  for (int64_t left = n; left > 0; left -= 8, to += 8, codes += 6) {
+    const int64_t some = moe_min_(8, left);
+    uint8_t copy[8] = {0};
+    if (some < 8) memcpy(copy, codes, (size_t)(some * 6 + 7) / 8);
+    const uint8_t *p = some < 8 ? copy : codes;
+    uint64_t x = p[0] | (uint64_t)p[1] << 8 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 24 | (uint64_t)p[4] << 32 |
+                 (uint64_t)p[5] << 40;
+    x = (x & 0xffffffu) | (x & 0xffffff000000u) << 8;
+    x = (x & 0x00000fff00000fffu) | (x & 0x00fff00000fff000u) << 4;
+    x = (x & 0x003f003f003f003fu) | (x & 0x0fc00fc00fc00fc0u) << 2;
+    x = (x & 0x1f1f1f1f1f1f1f1fu) | (x & 0x2020202020202020u) << 2;
+    if (some == 8)
+      for (int b = 0; b < 8; b++, x >>= 8) to[b] = (uint8_t)x;
+    else
+      for (int64_t b = 0; b < some; b++, x >>= 8) to[b] = (uint8_t)x;
+  }
+}
+
 /* Whether kernels take the codes from `first` of a row on. */
 MOE_EITHER int moe_stored_plain_(const moe_element_format_ *f, int64_t first) {
   return !f->packed && first * f->bits % 8 == 0;
@@ -28,6 +48,7 @@ MOE_EITHER int moe_stored_plain_(const moe_element_format_ *f, int64_t first) {
 MOE_FN void moe_stored_load_(const moe_kernels *kernels, const moe_element_format_ *f, float *x, const uint8_t *row,
                              int64_t first, int64_t n, int zero) {
   const float unit = moe_castf_scalar((uint32_t)(121 - f->bias) << 23);
+  const int bytes = f->bits == 6 && first % 4 == 0; /* codes begin with a byte */
   uint8_t code[MOE_STORED_];
   if (moe_stored_plain_(f, first)) {
     kernels->quant->load_codes[moe_wide_(f)](x, row + first * f->bits / 8, n, f);
@@ -35,7 +56,8 @@ MOE_FN void moe_stored_load_(const moe_kernels *kernels, const moe_element_forma
   }
   for (int64_t at = 0, some; at < n; at += some, x += some) {
     some = moe_min_(MOE_STORED_, n - at);
-    for (int64_t i = 0; i < some; i++) {
+    if (bytes) moe_six_to_bytes_(code, row + (first + at) * 6 / 8, some);
+    for (int64_t i = 0; i < some && !bytes; i++) {
       const uint32_t c = moe_code_at_(row, first + at + i, f->bits);
       if (f->zero) x[i] = (float)((int)(c ^ f->flip) - zero) * unit;
       else if (f->bits == 4) moe_code_put_(code, i, 4, c);

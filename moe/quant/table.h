@@ -79,6 +79,21 @@ typedef struct moe_codes_ {
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 
+/* Codes times scales that are floats: elements along K of up to MOE_NR columns. Every `block` of them, of which `first`
+   come before these, are a run, in which a column has one scale and, of integers, one zero point. pack_scaled_columns:
+   the columns of pack_codes_columns, contiguous and not split; pack_scaled_rows: they are the rows of
+   pack_codes_rows. */
+typedef struct moe_scaled_codes_ {
+  moe_codes_ codes; /* scale is NULL */
+  int64_t block, first;
+  const float *scale; /* [runs][MOE_NR], of columns that do not exist 0 */
+  const float
+      *zero; /* of integers likewise, zero_stride from run to run: format->magic and, in units of its last bit, */
+  int64_t zero_stride; /*   what `flip` makes of the code of 0 */
+  int to_bf16;         /* what is packed is rounded to it */
+} moe_scaled_codes_;
+typedef void (*moe_pack_scaled_fn_)(float *panel, const moe_scaled_codes_ *codes);
+
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
 typedef struct moe_quant_table_ {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
@@ -96,6 +111,11 @@ typedef struct moe_quant_table_ {
   moe_pack_codes_fn_ pack_codes_rows[2], pack_codes_columns[2];
   void (*pack_pairs_rows[2])(void *pairs, const moe_codes_ *codes);
   void (*pack_pairs_columns[2])(void *pairs, const moe_codes_ *codes);
+  moe_pack_scaled_fn_ pack_scaled_rows, pack_scaled_columns;
+  /* To moe_scaled_codes_.scale, of n columns, whole vectors, `stride` bytes apart, and runs that are whole words: of
+     e4m3fn, whose format it is, E8M0, bf16 or f32. */
+  void (*load_scales)(float *scale, const uint8_t *from, int64_t stride, int64_t n, int64_t runs, moe_scales_type type,
+                      const moe_element_format_ *format);
   /* `width` columns of a row of an f32 panel from n words of four codes: the codes from bit `shift` on times the words'
      scale bytes. */
   void (*pack_words_row[2])(float *row, const uint8_t *words, int shift, const uint8_t *scale, int64_t n, int64_t width,

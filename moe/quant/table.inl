@@ -13,6 +13,9 @@ static const moe_quant_table_ MOE_K(quant_table) = {
     .pack_codes_rows = {MOE_V(pack_codes_rows_4), MOE_V(pack_codes_rows_8)},
     .pack_codes_columns = {MOE_V(pack_codes_columns_4), MOE_V(pack_codes_columns_8)},
     .pack_words_row = {MOE_V(pack_words_row_4), MOE_V(pack_words_row_8)},
+    .pack_scaled_rows = MOE_V(pack_scaled_rows),
+    .pack_scaled_columns = MOE_V(pack_scaled_columns),
+    .load_scales = MOE_V(load_scales),
     .scale_to_bf16 = MOE_V(scale_to_bf16),
     .round_panel = MOE_V(round_panel),
 #if MOE_GEMM_DOT

@@ -64,6 +64,29 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
   kernels->quant->small_m_codes[moe_wide_(&q->format)](small_m, codes);
 }
 
+/* Columns whose panels are decoded, some of K at a time. */
+MOE_FN void moe_quantized_small_m_panels_(const moe_b_ *b, const moe_kernels *kernels, int64_t p,
+                                          moe_small_m_ *small_m) {
+  const moe_quantized_ *q = (const moe_quantized_ *)b->source;
+  moe_codes_ codes[2];
+  moe_small_m_ s = *small_m;
+  for (int64_t part = 0; part < b->parts; part++) {
+    const moe_weight_tile_ tile = moe_b_tile_(b, kernels, p, part, 0, b->k);
+    codes[part] = moe_tile_scaled_codes_(&tile);
+    codes[part].prefetch = tile.width * codes[part].stride;
+  }
+  s.parts = b->parts;
+  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(&s, codes, q->format.bits, moe_ceil_div_(b->k, MOE_DECODE_K_));
+  s.parts = 1, s.n = MOE_NR, s.stride = MOE_NR_BYTES_, s.base[0] = (const char *)s.panel;
+  s.dtype = MOE_DTYPE_F32, s.size = 4, s.load = kernels->vec->load_rows[MOE_DTYPE_F32];
+  for (int64_t at = 0; at < b->k; at += s.k, s.x += s.k) {
+    s.k = moe_min_(MOE_DECODE_K_, b->k - at);
+    moe_codes_prefetch_next_(&walk);
+    (void)moe_quantized_decode_(b, kernels, MOE_PANEL_F32, p, at, s.k, (char *)s.panel);
+    kernels->gemm->small_m(&s);
+  }
+}
+
 /* Where it is in memory, unless its columns are not contiguous. */
 MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_ *b) {
   const moe_mx_tensor_ *s = &q->tensor;
@@ -91,6 +114,8 @@ MOE_FN void moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transp
   const int after = moe_weight_scaled_after_(q->weight),
             own = !moe_mx_is_nki_(q->tensor.layout) && q->tensor.scales == MOE_MX_SCALES_OWN;
   if (!transposed && (q->words ? own : after && q->by_columns)) b->small_m = moe_quantized_small_m_;
+  if (!transposed && !q->words && (moe_is_mx_(q->weight) || moe_is_group_(q->weight)))
+    b->small_m = moe_quantized_small_m_panels_;
   if (!transposed && after && !q->by_columns) b->format = &q->format;
   b->source = q;
   b->expert = expert;

@@ -198,8 +198,7 @@ MOE_FN void moe_tile_pack_mx_(const moe_weight_tile_ *p, float *panel) {
 
 /* How many elements of the tile along K, or columns, from one on are left of a block. */
 MOE_FN int64_t moe_tile_left_k_(const moe_weight_tile_ *p, int64_t i) {
-  const int64_t first = moe_is_mx_(p->q->weight) ? 0 : p->q->weight->first_k;
-  return moe_min_(p->elements - i, p->q->block_k - (first + p->element + i) % p->q->block_k);
+  return moe_min_(p->elements - i, p->q->block_k - (p->q->weight->first_k + p->element + i) % p->q->block_k);
 }
 MOE_FN int64_t moe_tile_left_n_(const moe_weight_tile_ *p, int64_t i) {
   const int64_t first = p->q->block_n > 1 ? p->q->weight->first_column : 0;
@@ -256,35 +255,124 @@ MOE_FN moe_codes_ moe_tile_scaled_codes_(const moe_weight_tile_ *p) {
   return codes;
 }
 
-/* A column's codes that kernels do not take; where zero points are given, less those. */
-MOE_FN void moe_tile_load_stored_(const moe_weight_tile_ *p, int64_t column, const uint8_t *codes, float *x) {
-  const moe_quantized_ *q = p->q;
-  const uint8_t *zero = q->weight->zero_points;
-  for (int64_t i = 0, n; i < p->elements; i += n) {
-    n = zero ? moe_tile_left_k_(p, i) : p->elements;
-    moe_stored_load_(p->kernels, &q->format, x + i, codes, i, n,
-                     zero ? zero[moe_quantized_scale_index_(q, p->expert, p->part, p->column + column, p->element + i)]
-                          : q->format.zero);
-  }
+/* ------------------------------------------------------------------------- columns under scales that are not MX's */
+
+enum { MOE_TILE_RUNS_ = 16, MOE_TILE_SOME_ = 32 };
+
+/* How many of n elements are packed at a time: whole bytes of codes, and not too many runs. */
+MOE_FN int64_t moe_tile_some_(const moe_weight_tile_ *p, int64_t n) {
+  if (p->q->block_k < MOE_DECODE_K_ / (MOE_TILE_RUNS_ - 2)) return moe_min_(n, MOE_TILE_RUNS_);
+  return p->q->format.bits == 6 ? moe_min_(n, MOE_TILE_SOME_) : n;
 }
 
-/* The same of all columns, to a panel. */
-MOE_FN void moe_tile_pack_stored_(const moe_weight_tile_ *p, const moe_codes_ *codes, float *panel) {
-  float x[MOE_DECODE_K_] = {0};
-  for (int64_t j = 0; j < (p->transposed ? p->count : p->width); j++) {
-    if (j < p->count) moe_tile_load_stored_(p, j, codes->codes + j * codes->stride, x);
-    else memset(x, 0, sizeof x);
-    if (p->transposed) memcpy(panel + j * MOE_NR, x, MOE_NR_BYTES_); /* x is 0 behind its elements */
-    else
-      for (int64_t i = 0; i < p->elements; i++) panel[i * MOE_NR + p->col + j] = x[i];
+/* Copies numbers of `size` bytes, `runs` of each of n columns, `stride` bytes apart, to rows of MOE_NR, the rest 0. */
+MOE_FN void moe_tile_gather_(uint8_t *to, const uint8_t *from, int64_t size, int64_t stride, int64_t n, int64_t runs) {
+  if (n < MOE_NR) memset(to, 0, (size_t)(runs * MOE_NR * size));
+  for (int64_t j = 0; j < n; j++, to += size, from += stride)
+    for (int64_t r = 0; r < runs; r++) {
+      if (size == 1) to[r * MOE_NR] = from[r];
+      else if (size == 2) memcpy(to + r * MOE_NR * 2, from + r * 2, 2);
+      else memcpy(to + r * MOE_NR * 4, from + r * 4, 4);
+    }
+}
+
+/* The scales of the tile's runs, as floats. */
+MOE_FN void moe_tile_load_scales_(const moe_weight_tile_ *p, int64_t index, int64_t runs, float *scale) {
+  const moe_quantized_ *q = p->q;
+  const moe_mx_tensor_ *s = &q->tensor;
+  const int mx = moe_is_mx_(q->weight);
+  const moe_scales_type type = mx ? MOE_SCALES_E8M0 : q->scales_type;
+  const int64_t size = moe_scales_bytes_(type), n = runs * MOE_NR;
+  const int64_t stride = mx ? s->own.column : moe_quantized_down_(q) * size;
+  moe_mx_at_ at = {p->expert, p->part, p->column, p->element / MOE_MX_GROUP_, NULL};
+  const uint8_t *from = mx ? moe_mx_scale_at_(s, &at) : (const uint8_t *)q->weight->scales + index * size;
+  uint8_t stored[2 * MOE_TILE_RUNS_ * MOE_NR], *to = size == 4 ? (uint8_t *)scale : stored;
+  const int own = !mx || s->scales == MOE_MX_SCALES_OWN;
+  const moe_element_format_ e4m3fn = moe_element_format_of_(MOE_ELEMENT_E4M3FN);
+  if (own && p->count % 16 == 0 && runs * size % 4 == 0 && type != MOE_SCALES_FP16) {
+    memset(scale, 0, p->count < MOE_NR ? (size_t)n * sizeof *scale : 0);
+    p->kernels->quant->load_scales(scale, from, stride, p->count, runs, type, &e4m3fn);
+  } else {
+    if (own) moe_tile_gather_(to, from, size, stride, p->count, runs);
+    for (int64_t i = 0; i < n && !own; i++) {
+      at.column = p->column + moe_min_(i % MOE_NR, p->count - 1), at.group = p->element / MOE_MX_GROUP_ + i / MOE_NR;
+      stored[i] = *moe_mx_scale_at_(s, &at);
+    }
+    if (size < 4) moe_scales_load_(p->kernels, type, scale, stored, n);
   }
+  if (q->weight->global_scale)
+    p->kernels->vec->scale_row(scale, q->weight->global_scale[p->expert * s->parts + p->part], n);
+}
+
+/* What becomes of the code of 0: see moe_scaled_codes_. */
+MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t index, int64_t runs, float *zero) {
+  const moe_element_format_ *f = &p->q->format;
+  const uint8_t *given = p->q->weight->zero_points;
+  uint8_t stored[MOE_TILE_RUNS_ * MOE_NR];
+  if (given) moe_tile_gather_(stored, given + index, 1, moe_quantized_down_(p->q), p->count, runs);
+  for (int64_t i = 0; i < (given ? runs : 1) * MOE_NR; i++)
+    zero[i] = moe_castf_scalar(f->magic | (i % MOE_NR >= p->count ? f->flip : given ? stored[i] : (uint32_t)f->zero));
+}
+
+/* Codes of 6 bits, which become bytes as kernels take them. */
+MOE_FN __attribute__((noinline)) void moe_tile_pack_bytes_(moe_scaled_codes_ *s, int64_t columns, int64_t elements,
+                                                           float *panel, moe_pack_scaled_fn_ pack) {
+  uint8_t bytes[MOE_NR * MOE_TILE_SOME_];
+  moe_element_format_ f = *s->codes.format;
+  f.bits = 8;
+  for (int64_t j = 0; j < columns; j++)
+    moe_six_to_bytes_(bytes + j * MOE_TILE_SOME_, s->codes.codes + j * s->codes.stride, elements);
+  s->codes.codes = bytes, s->codes.stride = MOE_TILE_SOME_, s->codes.group = MOE_MX_GROUP_;
+  s->codes.format = &f;
+  pack(panel, s);
+}
+
+/* Some of the tile's columns, and elements of them. */
+MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_ *p, float *panel) {
+  float scale[MOE_TILE_RUNS_ * MOE_NR], zero[MOE_TILE_RUNS_ * MOE_NR];
+  const moe_quantized_ *q = p->q;
+  const moe_quant_table_ *quant = p->kernels->quant;
+  const moe_pack_scaled_fn_ pack = p->transposed ? quant->pack_scaled_rows : quant->pack_scaled_columns;
+  const int mx = moe_is_mx_(q->weight), integer = q->format.zero > 0;
+  const int64_t index = mx ? 0 : moe_quantized_scale_index_(q, p->expert, p->part, p->column, p->element);
+  moe_scaled_codes_ s;
+  s.codes = moe_tile_scaled_codes_(p);
+  s.block = q->block_k, s.first = ((mx ? 0 : q->weight->first_k) + p->element) % q->block_k;
+  const int64_t runs = (s.first + p->elements - 1) / s.block + 1;
+  s.scale = scale, s.zero = integer ? zero : scale;
+  s.zero_stride = q->weight->zero_points ? MOE_NR : 0;
+  s.to_bf16 = q->type == MOE_DTYPE_BF16;
+  moe_tile_load_scales_(p, index, runs, scale);
+  if (integer) moe_tile_load_zeros_(p, index, runs, zero);
+  if (q->format.bits == 6) moe_tile_pack_bytes_(&s, p->count, p->elements, panel, pack);
+  else pack(panel, &s);
+}
+
+/* Groups, and MX of elements that its kernels do not take. */
+MOE_FN void moe_tile_pack_runs_(const moe_weight_tile_ *p, float *panel) {
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  moe_weight_tile_ part = *p;
+  for (int64_t at = 0; at < p->elements; at += part.elements) {
+    part.elements = moe_tile_some_(p, p->elements - at);
+    part.element = p->element + at;
+    if (p->transposed) part.col = at, part.width = at + part.elements < p->elements ? part.elements : MOE_NR - at;
+    for (int64_t c = 0; c < p->count; c += part.count) {
+      part.column = p->column + c, part.count = moe_min_(MOE_NR, p->count - c);
+      moe_tile_pack_part_(&part, panel + (p->transposed ? c : at) * MOE_NR);
+    }
+    part.count = p->count;
+  }
+  moe_fpenv_restore_(saved);
 }
 
 MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   const moe_codes_ codes = moe_tile_scaled_codes_(p);
   const int wide = moe_wide_(&p->q->format);
-  if (p->q->format.packed) moe_tile_pack_stored_(p, &codes, panel);
-  else if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
+  if (moe_is_mx_(p->q->weight) || moe_is_group_(p->q->weight)) {
+    moe_tile_pack_runs_(p, panel);
+    return;
+  }
+  if (p->transposed != p->q->by_columns) p->kernels->quant->pack_codes_columns[wide](panel, &codes);
   else p->kernels->quant->pack_codes_rows[wide](panel, &codes);
   if (!p->transposed && moe_weight_scaled_after_(p->q->weight)) return;
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
