@@ -20,4 +20,35 @@ MOE_INLINE void moe_pair_rows_avx512bf16(__m512i even, __m512i odd, __m512i *pai
   pairs[1] = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
 }
 
+/* Two rows of 32 e2m1 codes as pairs, low nibbles first, times powers of two: `exponents` are added to those of the
+   even and of the odd row, but for zeros. */
+MOE_INLINE void moe_row_pairs_4_avx512bf16(const void *even, const void *odd, uint32_t exponents,
+                                           const moe_element_format_ *f, __m512i *x) {
+  (void)f;
+  const __m512i value =
+      _mm512_set_epi32((int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000, 0x40c04080, 0x40404000,
+                       0x3fc03f80, 0x3f000000, (int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000,
+                       0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000);
+  const __m512i by = _mm512_set1_epi32((int)exponents);
+  const __m512i both = _mm512_or_si512(moe_loadu8_avx512(even), _mm512_slli_epi32(moe_loadu8_avx512(odd), 16));
+  MOE_UNROLL
+  for (int i = 0; i < 2; i++) {
+    const __m512i codes = _mm512_srli_epi16(both, (unsigned)(4 * i)), bare = _mm512_permutexvar_epi16(codes, value);
+    x[i] = _mm512_mask_add_epi16(bare, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(7)), bare, by);
+  }
+}
+
+/* The same of normal fp8 codes, in order. */
+MOE_INLINE void moe_row_pairs_8_avx512bf16(const void *even, const void *odd, uint32_t exponents,
+                                           const moe_element_format_ *f, __m512i *x) {
+  const __m128i shift = _mm_cvtsi32_si128(f->shift - 16);
+  const __m512i mask = _mm512_set1_epi16((short)(0x8000 | 127 << (f->shift - 16)));
+  const __m512i bias = _mm512_set1_epi16((short)(f->rebias >> 16)), by = _mm512_set1_epi32((int)exponents);
+  const __m512i low = _mm512_and_si512(_mm512_sll_epi16(moe_load2x8_avx512(even), shift), mask),
+                high = _mm512_and_si512(_mm512_sll_epi16(moe_load2x8_avx512(odd), shift), mask);
+  moe_pair_rows_avx512bf16(low, high, x);
+  MOE_UNROLL
+  for (int i = 0; i < 2; i++) x[i] = _mm512_add_epi16(x[i], _mm512_add_epi16(bias, by));
+}
+
 #endif

@@ -22,6 +22,9 @@ MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
 MOE_INLINE __m512i moe_loadu8_avx512(const void *p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
+MOE_INLINE __m512i moe_loads8_avx512(const void *p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 MOE_INLINE __m512i moe_loadu8n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(moe_first_avx512(n), p));
 }
@@ -69,6 +72,15 @@ MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
   const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                                       -3.0f, -4.0f, -6.0f);
   return _mm512_permutexvar_ps(codes, value);
+}
+
+MOE_INLINE void moe_e2m1x32_avx512(const void *p, __m512 scale, __m512 *x) {
+  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                      -3.0f, -4.0f, -6.0f);
+  const __m512 scaled = moe_mul_avx512(value, scale);
+  const __m512i bytes = moe_loadu8_avx512(p);
+  x[0] = _mm512_permutexvar_ps(bytes, scaled);
+  x[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), scaled);
 }
 
 MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
