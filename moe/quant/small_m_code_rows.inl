@@ -1,7 +1,7 @@
 /* A few rows of A times rows of codes under scale bytes, which are read as they lie (see moe_small_m_): groups of 32
-   columns of small_m_deep rows of B are decoded in registers and multiplied with all rows of A. Of codes of 4 bits a
-   byte's low one comes first of 16, and their sums stay in that order up to the last row of B. Included for codes of 4
-   and of 8 bits and, with MOE_DOT, for dot products of pairs. */
+   columns of small_m_deep rows of B are decoded in registers and multiplied with all rows of A. Of codes of 4 bits the
+   low nibbles of 16 bytes become floats first, and sums stay in that order up to the last row of B. Included for codes
+   of 4 and of 8 bits and, with MOE_DOT, for dot products of pairs, whose columns are in order. */
 
 #define MOE_VC(name) MOE_CAT(MOE_CAT(moe_##name##_, MOE_CODES_BITS), MOE_CAT(_, MOE_VOCABULARY))
 
@@ -16,7 +16,7 @@ MOE_INLINE void MOE_KC(code_rows_group)(const moe_small_m_ *s, const uint8_t *sr
   (void)x;
   MOE_UNROLL
   for (int q = 0; q < pairs; q++, src += 2 * s->stride)
-    MOE_KC(row_pairs)(src, src + s->stride, t->scale[q][i], &f, b + 2 * q);
+    MOE_KC(row_pairs)(src, src + s->stride, t->scale[q][i], s->split, &f, b + 2 * q);
   for (int64_t r = 0; r < s->rows; r++, a += pairs, c += MOE_NR) {
     MOE_V(f) low = MOE_V(load)(c), high = MOE_V(load)(c + MOE_W);
     MOE_UNROLL
@@ -29,8 +29,8 @@ MOE_INLINE void MOE_KC(code_rows_group)(const moe_small_m_ *s, const uint8_t *sr
   }
 }
 #else
-/* Codes [g*32, g*32+32) of a row, of any kind, as far as they are there. */
-MOE_FN void MOE_KC(code_row_any)(const moe_small_m_ *s, int64_t row, int64_t g, float *to) {
+/* Codes [g*32, g*32+32) of a row, of any kind, as far as they are there, or the even ones first. */
+MOE_FN void MOE_KC(code_row_any)(const moe_small_m_ *s, int64_t row, int64_t g, int even_first, float *to) {
   float panel[MOE_NR];
   moe_codes_ codes = {0};
   codes.format = s->format;
@@ -39,13 +39,13 @@ MOE_FN void MOE_KC(code_row_any)(const moe_small_m_ *s, int64_t row, int64_t g, 
   codes.width = 32, codes.k = 1;
   codes.n = moe_min_(32, s->n - g * 32);
   MOE_KC(pack_codes_rows)(panel, &codes);
-  for (int i = 0; i < 32; i++) to[MOE_CODES_BITS == 4 ? i % 2 * 16 + i / 2 : i] = panel[i];
+  for (int i = 0; i < 32; i++) to[even_first ? i % 2 * 16 + i / 2 : i] = panel[i];
 }
 
 /* All rows of A times k rows of such a group. */
-MOE_FN void MOE_KC(code_rows_any)(const moe_small_m_ *s, int64_t row, int64_t k, int64_t g, float *c) {
+MOE_FN void MOE_KC(code_rows_any)(const moe_small_m_ *s, int64_t row, int64_t k, int64_t g, int even_first, float *c) {
   float rows[MOE_K(small_m_deep) * MOE_K(small_m_wide)] = {0};
-  for (int64_t r = 0; r < k; r++) MOE_KC(code_row_any)(s, row + r, g, rows + r * MOE_K(small_m_wide));
+  for (int64_t r = 0; r < k; r++) MOE_KC(code_row_any)(s, row + r, g, even_first, rows + r * MOE_K(small_m_wide));
   MOE_K(small_m_floats)(s, k, rows, s->x + row, c);
 }
 
@@ -104,7 +104,7 @@ MOE_FN void MOE_KC(code_rows_some)(const moe_small_m_ *s, int64_t row, int64_t k
     if (MOE_CODES_BITS == 8 && g < whole && g % 2 == 0)
       normal = MOE_VC(code_rows_normal)(s, src, g + 1 < whole ? 64 : 32);
     if (g < whole && (int32_t)t->outside[i] >= 0 && normal) MOE_KC(code_rows_group)(s, src, t, i, s->x + row, c);
-    else MOE_VC(code_rows_any)(s, row, k, g, c);
+    else MOE_VC(code_rows_any)(s, row, k, g, MOE_CODES_BITS == 4 && (!MOE_DOT || s->split), c);
   }
 }
 
@@ -117,7 +117,7 @@ MOE_FN void MOE_KC(small_m_code_rows)(const moe_small_m_ *s) {
 #endif
     for (int64_t g = 0; g * 32 < s->n; g += MOE_ROW_GROUPS_) MOE_KC(code_rows_some)(s, row, k, g, &t);
   }
-  if (MOE_CODES_BITS == 4 && s->ends && !s->split) MOE_V(order_sums)(s);
+  if (MOE_CODES_BITS == 4 && !MOE_DOT && s->ends && !s->split) MOE_V(order_sums)(s);
 }
 
 #undef MOE_VC

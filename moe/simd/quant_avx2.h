@@ -100,6 +100,10 @@ MOE_INLINE __m256 moe_e2m1_avx2(__m256i codes) {
   return _mm256_or_ps(_mm256_permutevar8x32_ps(value, codes), _mm256_castsi256_ps(sign));
 }
 
+MOE_INLINE void moe_e2m1_row_avx2(const void *p, __m256 scale, __m256 *x) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++) x[i] = moe_mul_avx2(moe_e2m1_avx2(moe_loadu4_avx2(p, i * 8)), scale);
+}
 MOE_INLINE void moe_e2m1x32_avx2(const void *p, __m256 scale, __m256 *x) {
   const __m256 value = moe_mul_avx2(_mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f), scale);
   const __m256i top = _mm256_set1_epi32(INT32_MIN);
