@@ -29,8 +29,8 @@ MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ p
 }
 
 /* Whether rows of codes with scale bytes are multiplied as they lie: not if a pair is in both parts. */
-MOE_FN int moe_small_m_takes_code_rows_(const moe_kernels *kernels, const moe_b_ *b) {
-  return kernels->quant->small_m_code_rows[moe_wide_(b->format)] && b->k_second % 2 == 0;
+MOE_FN int moe_small_m_takes_code_rows_(const moe_b_ *b, int64_t rows) {
+  return rows <= MOE_SMALL_M_CODE_ROWS && b->k_second % 2 == 0;
 }
 
 /* For so many rows of A; keep: they are packed whole, which the last two want. */
@@ -39,7 +39,7 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
   const moe_blocking_ *blocking = kernels->blocking;
   const int few_of_codes = rows <= blocking->small_m_codes_rows;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
-  if (b->format && b->scale[0] && !moe_small_m_takes_code_rows_(kernels, b)) return MOE_ALGORITHM_PACKED_;
+  if (b->format && b->scale[0] && !moe_small_m_takes_code_rows_(b, rows)) return MOE_ALGORITHM_PACKED_;
   if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
   if (b->decode) return few_of_codes && b->small_m && keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
