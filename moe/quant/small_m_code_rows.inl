@@ -94,13 +94,14 @@ MOE_FN void MOE_KC(code_rows_some)(const moe_small_m_ *s, int64_t row, int64_t k
   if (whole > g) {
     MOE_V(row_scales)(s, row, g, t);
 #if MOE_DOT
+    MOE_K(row_pairs_of)(s, row, t);
     MOE_K(row_pair_scales)(t);
 #endif
   }
   for (int64_t i = 0; g < end; g++, i++, src += s->group) {
     float *c = s->c + g / 2 * s->c_stride + g % 2 * 32;
     if (i % (16 / MOE_CODES_BITS) == 0)
-      for (int64_t q = 0; q < MOE_V(small_m_deep); q++) __builtin_prefetch(src + s->prefetch + q * s->stride, 0, 2);
+      for (int64_t q = 0; q < MOE_V(small_m_deep); q++) __builtin_prefetch(src + t->prefetch + q * s->stride, 0, 2);
     if (MOE_CODES_BITS == 8 && g < whole && g % 2 == 0)
       normal = MOE_VC(code_rows_normal)(s, src, g + 1 < whole ? 64 : 32);
     if (g < whole && (int32_t)t->outside[i] >= 0 && normal) MOE_KC(code_rows_group)(s, src, t, i, s->x + row, c);
@@ -108,15 +109,25 @@ MOE_FN void MOE_KC(code_rows_some)(const moe_small_m_ *s, int64_t row, int64_t k
   }
 }
 
+/* From codes of a row to those that are prefetched meanwhile, of groups from g on: `rows` rows further on, or in the
+   next groups of the first rows or, after the last groups, the first ones of the rows behind these. */
+MOE_FN int64_t MOE_KC(code_rows_distance)(const moe_small_m_ *s, int64_t row, int64_t g, int64_t rows) {
+  const int64_t distance = rows * s->stride, run = MOE_ROW_GROUPS_ * s->group;
+  if (row + rows < s->k) return distance;
+  return (g + MOE_ROW_GROUPS_) * 32 < s->n ? distance - s->k * s->stride + run : distance - g * s->group;
+}
+
+/* Where not all sums fit into the first-level cache, some groups are gone through for all rows of B at a time. */
 MOE_FN void MOE_KC(small_m_code_rows)(const moe_small_m_ *s) {
+  const int many = s->rows * s->n > MOE_ROW_SUMS_;
+  const int64_t rows = many ? s->k : MOE_V(small_m_deep), later = MOE_ROW_PREFETCH_ / (MOE_ROW_GROUPS_ * s->group);
   moe_row_scales_ t;
-  for (int64_t row = 0; row < s->k; row += MOE_V(small_m_deep)) {
-    const int64_t k = moe_min_(MOE_V(small_m_deep), s->k - row);
-#if MOE_DOT
-    if (k == MOE_V(small_m_deep)) MOE_K(row_pairs_of)(s, row, &t);
-#endif
-    for (int64_t g = 0; g * 32 < s->n; g += MOE_ROW_GROUPS_) MOE_KC(code_rows_some)(s, row, k, g, &t);
-  }
+  for (int64_t from = 0; from < s->k; from += rows)
+    for (int64_t g = 0; g * 32 < s->n; g += MOE_ROW_GROUPS_)
+      for (int64_t row = from; row < moe_min_(s->k, from + rows); row += MOE_V(small_m_deep)) {
+        t.prefetch = many ? MOE_KC(code_rows_distance)(s, row, g, later) : s->prefetch;
+        MOE_KC(code_rows_some)(s, row, moe_min_(MOE_V(small_m_deep), s->k - row), g, &t);
+      }
   if (MOE_CODES_BITS == 4 && !MOE_DOT && s->ends && !s->split) MOE_V(order_sums)(s);
 }
 

@@ -84,10 +84,11 @@ typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 /* For small_m_code_rows, of some rows of B: the scales of groups of 32 columns, as floats or, once for two rows, what
    they add to the exponents of pairs; where they are not all plain, the top bit of `outside`. And the pairs of k of all
    rows of A. */
-enum { MOE_ROW_GROUPS_ = 16, MOE_ROWS_DEEP_ = 8 };
+enum { MOE_ROW_GROUPS_ = 16, MOE_ROWS_DEEP_ = 8, MOE_ROW_SUMS_ = 8192, MOE_ROW_PREFETCH_ = 16384 };
 typedef struct moe_row_scales_ {
   uint32_t scale[MOE_ROWS_DEEP_][MOE_ROW_GROUPS_], outside[MOE_ROW_GROUPS_];
   uint32_t pairs[MOE_SMALL_M_MAX * MOE_ROWS_DEEP_ / 2];
+  int64_t prefetch; /* distance of codes, in bytes */
 } moe_row_scales_;
 
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
