@@ -47,12 +47,17 @@
 #define MOE_SMALL_M_PAIRS 0
 #include "gemm/small_m_columns.inl"
 #undef MOE_SMALL_M_PAIRS
+#include "quant/row_scales.inl"
+#define MOE_DOT        0
 #define MOE_CODES_BITS 4
 #include "quant/small_m_codes.inl"
+#include "quant/small_m_code_rows.inl"
 #undef MOE_CODES_BITS
 #define MOE_CODES_BITS 8
 #include "quant/small_m_codes.inl"
+#include "quant/small_m_code_rows.inl"
 #undef MOE_CODES_BITS
+#undef MOE_DOT
 #endif
 
 #include "vec/table.inl"

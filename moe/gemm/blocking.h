@@ -18,6 +18,7 @@ enum {
   /* Nothing is packed of B for so few rows at most; fewer as the table below says, or */
   MOE_SMALL_M_MAX = 32,
   MOE_SMALL_M_BF16 = 5,             /*   where dot products take half the time on packed panels as well, or */
+  MOE_SMALL_M_CODE_ROWS = 20,       /*   where rows of codes have scale bytes, or */
   MOE_SMALL_M_COLUMNS = 12,         /*   where columns are transposed: of 2 bytes an element, with vectors of 16 */
   MOE_SMALL_M_COLUMNS_AT_ONCE = 16, /* columns that are transposed at a time, and bytes of each: as many are */
   MOE_SMALL_M_COLUMN_BYTES = 4096,  /*   in flight from memory */

@@ -63,7 +63,10 @@ typedef struct moe_b_ {
      make that kind; an f32 panel it always can. */
   int (*decode)(const struct moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p, int64_t from,
                 int64_t k, char *panel);
-  const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled */
+  const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled or */
+  const uint8_t *scale[2];           /*   with a scale byte for 32 of them, rows scale_stride and groups scale_group */
+  int64_t scale_stride, scale_group; /*   bytes apart. 32 codes of 4 bits are in order or, with `split`, have j+16 in */
+  int split;                         /*   the byte of j */
   /* (optional) Adds a few rows' products with panel p's columns, all of k, while it decodes them. */
   void (*small_m)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m);
   const void *source; /* what these need: the weight, and whose */
@@ -90,6 +93,10 @@ MOE_FN const char *moe_b_at_(const moe_b_ *b, int64_t part, int64_t p) {
 
 /* Whether element `from` of the contraction is in the second part; and where it lies in panel p. */
 MOE_FN int moe_b_second_(const moe_b_ *b, int64_t from) { return b->k_second > 0 && from >= b->k_second; }
+/* How many of the k elements from `from` on are in one part. */
+MOE_FN int64_t moe_b_run_(const moe_b_ *b, int64_t from, int64_t k) {
+  return b->k_second > from ? moe_min_(k, b->k_second - from) : k;
+}
 MOE_FN const char *moe_b_from_(const moe_b_ *b, int64_t part, int64_t p, int64_t from) {
   const int second = moe_b_second_(b, from);
   const int64_t at = second ? from - b->k_second : from;

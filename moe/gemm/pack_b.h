@@ -110,7 +110,7 @@ MOE_FN __attribute__((noinline)) void moe_pack_pair_(const moe_kernels *kernels,
 MOE_FN void moe_pack_b_(const moe_kernels *kernels, moe_panel_kind_ kind, const moe_b_ *b, int64_t p, int64_t from,
                         int64_t k, void *panel) {
   const int64_t row = kind == MOE_PANEL_F32 ? MOE_NR_BYTES_ : MOE_NR_BYTES_ / 2;
-  int64_t first = b->k_second > from ? moe_min_(k, b->k_second - from) : k;
+  int64_t first = moe_b_run_(b, from, k);
   if (b->decode) {
     moe_decode_b_(kernels, kind, b, p, from, k, (char *)panel);
     return;

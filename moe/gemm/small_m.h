@@ -28,12 +28,18 @@ MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ p
          moe_b_transposes_(b) && !b->k_second;
 }
 
+/* Whether rows of codes with scale bytes are multiplied as they lie: not if a pair is in both parts. */
+MOE_FN int moe_small_m_takes_code_rows_(const moe_b_ *b, int64_t rows) {
+  return rows <= MOE_SMALL_M_CODE_ROWS && b->k_second % 2 == 0;
+}
+
 /* For so many rows of A; keep: they are packed whole, which the last two want. */
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows,
                                         int keep) {
   const moe_blocking_ *blocking = kernels->blocking;
   const int few_of_codes = rows <= blocking->small_m_codes_rows;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
+  if (b->format && b->scale[0] && !moe_small_m_takes_code_rows_(b, rows)) return MOE_ALGORITHM_PACKED_;
   if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
   if (b->decode) return few_of_codes && b->small_m && keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
@@ -47,13 +53,28 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
 
 /* By the kernel for what the rows of B are. */
 MOE_FN void moe_small_m_with_(const moe_gemm_ *g, const moe_small_m_ *s) {
-  if (s->format) g->kernels->quant->small_m_fp8(s);
+  const moe_quant_table_ *quant = g->kernels->quant;
+  const int dots = g->kernels->gemm->panel[g->product] == MOE_PANEL_PAIRS;
+  if (s->scale) (dots ? quant->small_m_code_rows_bf16 : quant->small_m_code_rows)[moe_wide_(s->format)](s);
+  else if (s->format) quant->small_m_fp8(s);
   else if (moe_small_m_is_bf16_(g->kernels, g->product, s->dtype)) g->kernels->gemm->small_m_bf16(s);
   else g->kernels->gemm->small_m(s);
 }
 
-/* A kc block of B, as many columns at a time as keep their products in cache. */
-MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block) {
+/* Where the scale bytes of a row of B are. */
+MOE_FN void moe_small_m_scales_(const moe_b_ *b, int64_t p, int64_t from, moe_small_m_ *s) {
+  const int second = moe_b_second_(b, from);
+  if (!b->scale[0]) return;
+  s->scale =
+      b->scale[second] + (second ? from - b->k_second : from) * b->scale_stride + p * (MOE_NR / 32) * b->scale_group;
+  s->scale_stride = b->scale_stride, s->scale_group = b->scale_group;
+  s->group = b->group;
+  s->split = b->split;
+  s->ends = from + s->k == b->k;
+}
+
+/* k elements of a kc block of B, `from` behind its first, as many columns at a time as keep their products in cache. */
+MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t from, int64_t k) {
   const moe_b_ *b = g->b;
   const moe_core_ *core = g->kernels->core;
   const int64_t rows = g->a->rows, most = moe_max_(1, MOE_SMALL_M_C_FLOATS_ / (rows * MOE_NR));
@@ -68,12 +89,13 @@ MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block) {
     s.contiguous = b->stride == run && (b->parts == 1 || b->base[1] - b->base[0] == run / 2);
     s.repeats_prefetches = core->drops_prefetches;
     s.two_rows = s.size < 4 ? core->small_m_two_rows_16bit : core->small_m_two_rows;
-    s.x = (const float *)(const void *)block->a;
+    s.x = (const float *)(const void *)block->a + from;
     s.x_stride = block->a_stride / 4;
     s.rows = rows;
-    s.k = block->k;
+    s.k = k;
     for (int64_t part = 0; part < b->parts; part++)
-      s.base[part] = moe_b_at_(b, part, g->panel + p) + block->from * b->stride;
+      s.base[part] = moe_b_from_(b, part, g->panel + p, block->from + from);
+    moe_small_m_scales_(b, g->panel + p, block->from + from, &s);
     s.parts = b->parts;
     s.stride = b->stride;
     s.n = n;
@@ -90,7 +112,10 @@ MOE_FN void moe_small_m_all_rows_(const moe_gemm_ *g) {
     moe_kc_block_ block;
     moe_kc_block_at_(g, MOE_PANEL_F32, kc, from, &block);
     if (!g->a->cached) moe_pack_a_(g->kernels, MOE_PANEL_F32, g->a, from, block.k, 0, g->a->rows, block.a);
-    moe_small_m_block_(g, &block);
+    for (int64_t at = 0, n; at < block.k; at += n) {
+      n = moe_b_run_(g->b, from + at, block.k - at);
+      moe_small_m_block_(g, &block, at, n);
+    }
   }
 }
 

@@ -19,6 +19,9 @@ typedef struct moe_small_m_ {
   int contiguous;                     /* rows follow each other in memory, with all parts */
   int repeats_prefetches;             /* the core drops prefetches while too many are in flight */
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
+  const uint8_t *scale;               /* of codes that have scale bytes: see moe_b_, */
+  int64_t scale_stride, scale_group, group;
+  int split, ends; /*   and whether no rows of B follow */
   float *c;
   int64_t c_stride;
   float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */

@@ -164,17 +164,22 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
 
 #include "small_m_bf16.inl"
 
+#define MOE_DOT        1
+#include "../quant/row_pairs.inl"
 #define MOE_CODES_BITS 4
 #define MOE_PLAIN      MOE_V(plain_e2m1)
 #include "../quant/pack_codes_bf16.inl"
+#include "../quant/small_m_code_rows.inl"
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
 
 #define MOE_CODES_BITS 8
 #define MOE_PLAIN      MOE_V(plain_fp8)
 #include "../quant/pack_codes_bf16.inl"
+#include "../quant/small_m_code_rows.inl"
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
+#undef MOE_DOT
 
 #define MOE_VECTORS    1
 #define MOE_GEMM_DOT   0

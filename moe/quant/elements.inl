@@ -72,6 +72,12 @@ MOE_INLINE_LARGE MOE_V(f) MOE_K(plain_fp8)(MOE_V(i) word, int at, MOE_V(i) byte,
   return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
 }
 
+/* The same of sign-extended codes, under `exponent`, the sum of bias and scale. */
+MOE_INLINE MOE_V(f) MOE_K(signed_fp8)(MOE_V(i) code, MOE_V(i) exponent, const moe_element_format_ *f) {
+  const MOE_V(i) placed = MOE_V(sllv)(code, MOE_V(set1i)((uint32_t)f->shift));
+  return MOE_V(castf)(MOE_V(addi)(MOE_V(andi)(placed, MOE_V(set1i)(0x80000000u | 127u << f->shift)), exponent));
+}
+
 /* The code of a finite float, without its sign and not saturated, in the lower 16 bits; the upper ones are undefined.
    Adding 2^shift times the float's power of two, or the least normal number's, rounds to nearest, ties to even: the
    last bits of the sum are the code's distance from that power. `big` is 2^shift, and its last bits hold the code's

@@ -38,11 +38,16 @@ MOE_INLINE MOE_V(i) MOE_KC(row_scale)(const uint8_t *scale, int64_t i, int64_t n
 /* 32 columns of a row by the plain form. */
 MOE_INLINE_LARGE void MOE_KC(plain_part)(MOE_V(f) * x, const uint8_t *row, int64_t at, uint32_t byte,
                                          const moe_element_format_ *format) {
+#if MOE_CODES_BITS == 4 && MOE_VECTORS
+  (void)format;
+  MOE_V(e2m1_row)(row + at / 2, MOE_V(castf)(MOE_V(set1i)(byte << 23)), x);
+#else
   MOE_UNROLL
   for (int64_t i = 0; i < 32; i += MOE_W) {
     const MOE_V(i) codes = MOE_CODES_BITS == 4 ? MOE_V(loadu4)(row, at + i) : MOE_V(loadu8)(row + at + i);
     x[i / MOE_W] = MOE_PLAIN(codes, 0, MOE_V(set1i)(byte), format);
   }
+#endif
 }
 
 /* A whole row by the plain form. Returns 0 where that does not apply. */

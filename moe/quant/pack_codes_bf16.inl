@@ -25,6 +25,19 @@ MOE_FN void MOE_KC(pack_pairs_any)(uint32_t *p, const moe_codes_ *c, int64_t col
   }
 }
 
+/* A word of codes of each column by the plain form. */
+MOE_INLINE void MOE_KC(pairs_of_word)(MOE_V(i) word, MOE_V(i) byte, const moe_element_format_ *f, MOE_V(i) * x) {
+#if MOE_CODES_BITS == 4
+  const MOE_V(i) both = MOE_V(ori)(MOE_V(slli)(byte, 7), MOE_V(slli)(byte, 23));
+  (void)f;
+  MOE_K(word_pairs)(word, MOE_V(sub2x16)(both, MOE_V(set1i)(0x3f803f80u)), x);
+#else
+  MOE_UNROLL
+  for (int code = 0; code < 4; code += 2)
+    x[code / 2] = MOE_K(join_uppers)(MOE_PLAIN(word, code * 8, byte, f), MOE_PLAIN(word, (code + 1) * 8, byte, f));
+#endif
+}
+
 MOE_FN void MOE_KC(pack_pairs_columns)(void *pairs, const moe_codes_ *c) {
   enum { per_word = 32 / MOE_CODES_BITS };
   const moe_element_format_ format = *c->format; /* a copy, which no store can change */
@@ -38,10 +51,10 @@ MOE_FN void MOE_KC(pack_pairs_columns)(void *pairs, const moe_codes_ *c) {
       }
       for (int j = 0; j < MOE_W; j++) {
         const MOE_V(i) byte = MOE_VC(word_scale)(scales, j);
+        MOE_V(i) x[per_word / 2];
+        MOE_KC(pairs_of_word)(words[j], byte, &format, x);
         MOE_UNROLL
-        for (int code = 0; code < per_word; code += 2, p += MOE_NR) MOE_V(storei)
-        (p, MOE_K(join_uppers)(MOE_PLAIN(words[j], code * MOE_CODES_BITS, byte, &format),
-                               MOE_PLAIN(words[j], (code + 1) * MOE_CODES_BITS, byte, &format)));
+        for (int q = 0; q < per_word / 2; q++, p += MOE_NR) MOE_V(storei)(p, x[q]);
       }
     }
   }
@@ -55,12 +68,12 @@ MOE_INLINE int MOE_KC(pack_plain_pair)(uint32_t *p, const moe_codes_ *c, const u
   for (int64_t part = 0; part < c->width; part += 32) {
     const uint32_t even_byte = scale ? scale[part / 32] : 127u;
     const uint32_t odd_byte = scale ? scale[c->scale_stride + part / 32] : 127u;
-    MOE_V(f) even[32 / MOE_W], odd[32 / MOE_W];
+    const uint32_t exponents = ((even_byte - 127u) << 7 & 0xffffu) | (odd_byte - 127u) << 23;
+    MOE_V(i) x[2];
     if (!MOE_PLAIN_SCALE_(even_byte) || !MOE_PLAIN_SCALE_(odd_byte)) return 0;
-    MOE_VC(plain_part)(even, row, part, even_byte, format);
-    MOE_VC(plain_part)(odd, next, part, odd_byte, format);
-    MOE_UNROLL
-    for (int i = 0; i < 32 / MOE_W; i++) MOE_V(storei)(p + part + i * MOE_W, MOE_K(join_uppers)(even[i], odd[i]));
+    MOE_KC(row_pairs)(row + part * MOE_CODES_BITS / 8, next + part * MOE_CODES_BITS / 8, exponents, 0, format, x);
+    MOE_V(storei)(p + part, x[0]);
+    MOE_V(storei)(p + part + MOE_W, x[1]);
     if (MOE_CODES_BITS == 4) continue;
     const MOE_V(i) both = MOE_K(join)(MOE_V(loadu16)(row + part), MOE_V(loadu16)(next + part));
     outside = MOE_V(ori)(outside, MOE_V(outside_fp8)(both, format));

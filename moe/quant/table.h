@@ -94,6 +94,16 @@ typedef struct moe_scaled_codes_ {
 } moe_scaled_codes_;
 typedef void (*moe_pack_scaled_fn_)(float *panel, const moe_scaled_codes_ *codes);
 
+/* For small_m_code_rows, of some rows of B: the scales of groups of 32 columns, as floats or, once for two rows, what
+   they add to the exponents of pairs; where they are not all plain, the top bit of `outside`. And the pairs of k of all
+   rows of A. */
+enum { MOE_ROW_GROUPS_ = 16, MOE_ROWS_DEEP_ = 8, MOE_ROW_SUMS_ = 8192, MOE_ROW_PREFETCH_ = 16384 };
+typedef struct moe_row_scales_ {
+  uint32_t scale[MOE_ROWS_DEEP_][MOE_ROW_GROUPS_], outside[MOE_ROW_GROUPS_];
+  uint32_t pairs[MOE_SMALL_M_MAX * MOE_ROWS_DEEP_ / 2];
+  int64_t prefetch; /* distance of codes, in bytes */
+} moe_row_scales_;
+
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
 typedef struct moe_quant_table_ {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
@@ -128,6 +138,8 @@ typedef struct moe_quant_table_ {
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);
+  /* The same of rows of codes under scale bytes; by dot products, where there are such. */
+  void (*small_m_code_rows[2])(const moe_small_m_ *small_m), (*small_m_code_rows_bf16[2])(const moe_small_m_ *small_m);
 } moe_quant_table_;
 
 #endif

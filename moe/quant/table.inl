@@ -21,8 +21,10 @@ static const moe_quant_table_ MOE_K(quant_table) = {
 #if MOE_GEMM_DOT
     .pack_pairs_rows = {MOE_K(pack_pairs_rows_4), MOE_K(pack_pairs_rows_8)},
     .pack_pairs_columns = {MOE_K(pack_pairs_columns_4), MOE_K(pack_pairs_columns_8)},
+    .small_m_code_rows_bf16 = {MOE_K(small_m_code_rows_4), MOE_K(small_m_code_rows_8)},
 #endif
 #if MOE_VECTORS
+    .small_m_code_rows = {MOE_V(small_m_code_rows_4), MOE_V(small_m_code_rows_8)},
     .small_m_fp8 = MOE_V(small_m_fp8),
     .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
 #endif

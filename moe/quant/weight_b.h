@@ -102,6 +102,19 @@ MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_
   if (transposed && b->base[1]) b->k_second = s->columns;
 }
 
+/* Transposed, a column is a row of codes under scale bytes, which few rows are multiplied with as it lies. */
+MOE_FN void moe_quantized_rows_(const moe_quantized_ *q, moe_b_ *b) {
+  const moe_mx_tensor_ *s = &q->tensor;
+  if (!q->words || !b->base[0] || s->scales != MOE_MX_SCALES_OWN) return;
+  for (int64_t p = 0; p < s->parts - q->part; p++) {
+    const moe_mx_at_ at = {b->expert, q->part + p, 0, 0, NULL};
+    b->scale[p] = moe_mx_scale_at_(s, &at);
+  }
+  b->scale_stride = s->own.column, b->scale_group = s->own.group;
+  b->split = s->split;
+  b->format = &q->format;
+}
+
 /* The weight's columns, contracted over K; or, transposed, columns along K, contracted over the columns of all
    parts. */
 MOE_FN void moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transposed, moe_b_ *b) {
@@ -120,6 +133,7 @@ MOE_FN void moe_quantized_b_(const moe_quantized_ *q, int64_t expert, int transp
   b->source = q;
   b->expert = expert;
   moe_quantized_place_(q, transposed, b);
+  if (transposed) moe_quantized_rows_(q, b);
 }
 
 #endif

@@ -21,6 +21,7 @@ MOE_INLINE __m256i moe_gather_avx2(const uint8_t *p, int64_t stride) {
 }
 
 MOE_INLINE __m256i moe_loadu8_avx2(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+MOE_INLINE __m256i moe_loads8_avx2(const void *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 MOE_INLINE __m256i moe_loadu8n_avx2(const void *p, int64_t n) {
   uint8_t buffer[8] = {0};
   memcpy(buffer, p, (size_t)n);
@@ -106,6 +107,21 @@ MOE_INLINE __m256 moe_e2m1_avx2(__m256i codes) {
   const __m256 value = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
   return _mm256_or_ps(_mm256_permutevar8x32_ps(value, codes), _mm256_castsi256_ps(sign));
+}
+
+MOE_INLINE void moe_e2m1_row_avx2(const void *p, __m256 scale, __m256 *x) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++) x[i] = moe_mul_avx2(moe_e2m1_avx2(moe_loadu4_avx2(p, i * 8)), scale);
+}
+MOE_INLINE void moe_e2m1x32_avx2(const void *p, __m256 scale, __m256 *x) {
+  const __m256 value = moe_mul_avx2(_mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f), scale);
+  const __m256i top = _mm256_set1_epi32(INT32_MIN);
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++) {
+    const __m256i codes = _mm256_srli_epi32(moe_loadu8_avx2((const char *)p + i % 2 * 8), i / 2 * 4);
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), top);
+    x[i] = _mm256_or_ps(_mm256_permutevar8x32_ps(value, codes), _mm256_castsi256_ps(sign));
+  }
 }
 
 /* The i-th of four codes of a and of b, from bit 0 or 16 of each element on: x[4*i] and x[4*i+1]. Values are looked up

@@ -22,6 +22,9 @@ MOE_INLINE __m512i moe_gather_avx512(const uint8_t *p, int64_t stride) {
 MOE_INLINE __m512i moe_loadu8_avx512(const void *p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 }
+MOE_INLINE __m512i moe_loads8_avx512(const void *p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
 MOE_INLINE __m512i moe_loadu8n_avx512(const void *p, int64_t n) {
   return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(moe_first_avx512(n), p));
 }
@@ -85,6 +88,28 @@ MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
   const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                                       -3.0f, -4.0f, -6.0f);
   return _mm512_permutexvar_ps(codes, value);
+}
+
+MOE_INLINE __m512 moe_e2m1_values_avx512(__m512 scale) {
+  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                      -3.0f, -4.0f, -6.0f);
+  return moe_mul_avx512(value, scale);
+}
+MOE_INLINE void moe_e2m1_row_avx512(const void *p, __m512 scale, __m512 *x) {
+  const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  const __m512i codes = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+  const __m512 scaled = moe_e2m1_values_avx512(scale);
+  const __m512i low = _mm512_permutexvar_epi32(word, codes),
+                high = _mm512_permutexvar_epi32(_mm512_add_epi32(word, _mm512_set1_epi32(2)), codes);
+  x[0] = _mm512_permutexvar_ps(_mm512_srlv_epi32(low, shift), scaled);
+  x[1] = _mm512_permutexvar_ps(_mm512_srlv_epi32(high, shift), scaled);
+}
+MOE_INLINE void moe_e2m1x32_avx512(const void *p, __m512 scale, __m512 *x) {
+  const __m512 scaled = moe_e2m1_values_avx512(scale);
+  const __m512i bytes = moe_loadu8_avx512(p);
+  x[0] = _mm512_permutexvar_ps(bytes, scaled);
+  x[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), scaled);
 }
 
 MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {

@@ -8,6 +8,9 @@
      loadu4 loadu4n store4 store4n   the same of 4-bit words, two in a byte, the even one low, from word `at` on, a
                                      multiple of W. What is stored is below 16, also the word that completes a byte
      e2m1                            the values of codes; bits above the fourth are ignored
+     loads8 (vectors only)           8-bit words, sign-extended
+     e2m1x32 (vectors only)          the codes of 16 bytes, low nibbles first, times a power of two, as vectors
+     e2m1_row (vectors only)         the same in order
      e2m1x4 (vectors only)           four codes of each element of four vectors, from bit 0 or 16 on: x[4*i+v] becomes
                                      the values of the i-th of vector v
      load2x16 store2x16              2W 16-bit words, two in an element
