@@ -63,7 +63,14 @@ typedef struct moe_b_ {
      make that kind; an f32 panel it always can. */
   int (*decode)(const struct moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p, int64_t from,
                 int64_t k, char *panel);
-  const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled */
+  const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled or with `tables` */
+  /* (optional, with format) Where kernels look codes up: lets small_m find the tables of its columns, from panel p on,
+     and elements from `from` on. Returns for how many elements they are the same. At most table_panels panels at a
+     time. in_tables: without tables codes, of rows or columns, must be decoded. */
+  int64_t (*tables)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from,
+                    moe_small_m_ *small_m);
+  int64_t table_panels;
+  int in_tables;
   /* (optional) Adds a few rows' products with panel p's columns, all of k, while it decodes them. */
   void (*small_m)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m);
   const void *source; /* what these need: the weight, and whose */

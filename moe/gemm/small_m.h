@@ -34,8 +34,12 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
   const moe_blocking_ *blocking = kernels->blocking;
   const int few_of_codes = rows <= blocking->small_m_codes_rows;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
-  if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
-  if (b->decode) return few_of_codes && b->small_m && keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
+  if (b->format && (!b->in_tables || kernels->quant->byte_table))
+    return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
+  if (b->decode)
+    return few_of_codes && b->small_m && keep && (!b->in_tables || kernels->quant->byte_table)
+               ? MOE_ALGORITHM_SMALL_M_CODES_
+               : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
   if (b->panel || b->transposed || b->k_second) return MOE_ALGORITHM_PACKED_;
   const int bf16 = moe_small_m_is_bf16_(kernels, product, b->dtype);
@@ -47,16 +51,33 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
 
 /* By the kernel for what the rows of B are. */
 MOE_FN void moe_small_m_with_(const moe_gemm_ *g, const moe_small_m_ *s) {
-  if (s->format) g->kernels->quant->small_m_fp8(s);
+  if (s->tables) g->kernels->quant->small_m_bytes[s->product](s);
+  else if (s->format) g->kernels->quant->small_m_fp8(s);
   else if (moe_small_m_is_bf16_(g->kernels, g->product, s->dtype)) g->kernels->gemm->small_m_bf16(s);
   else g->kernels->gemm->small_m(s);
+}
+
+/* The same of a kc block from panel p on; codes that are looked up, as many elements at a time as share tables. */
+MOE_FN void moe_small_m_some_rows_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t p, moe_small_m_ *s) {
+  const moe_b_ *b = g->b;
+  const int in_tables = b->tables && g->kernels->quant->byte_table;
+  if (in_tables) s->tables = (moe_byte_table_ *)(void *)g->b_buffer;
+  for (int64_t at = 0; at < block->k; at += s->k) {
+    s->x = (const float *)(const void *)block->a + at;
+    s->k = block->k - at;
+    for (int64_t part = 0; part < b->parts; part++)
+      s->base[part] = moe_b_at_(b, part, p) + (block->from + at) * b->stride;
+    if (in_tables) s->k = b->tables(b, g->kernels, p, block->from + at, s);
+    moe_small_m_with_(g, s);
+  }
 }
 
 /* A kc block of B, as many columns at a time as keep their products in cache. */
 MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block) {
   const moe_b_ *b = g->b;
   const moe_core_ *core = g->kernels->core;
-  const int64_t rows = g->a->rows, most = moe_max_(1, MOE_SMALL_M_C_FLOATS_ / (rows * MOE_NR));
+  const int64_t rows = g->a->rows, fit = moe_max_(1, MOE_SMALL_M_C_FLOATS_ / (rows * MOE_NR)),
+                most = b->tables ? moe_min_(fit, b->table_panels) : fit;
   for (int64_t p = 0; p < g->panels; p += most) {
     const int64_t n = moe_b_columns_(b, g->panel + p, moe_min_(most, g->panels - p)),
                   run = b->parts * n * b->group / 32;
@@ -68,19 +89,16 @@ MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block) {
     s.contiguous = b->stride == run && (b->parts == 1 || b->base[1] - b->base[0] == run / 2);
     s.repeats_prefetches = core->drops_prefetches;
     s.two_rows = s.size < 4 ? core->small_m_two_rows_16bit : core->small_m_two_rows;
-    s.x = (const float *)(const void *)block->a;
+    s.product = g->product;
     s.x_stride = block->a_stride / 4;
     s.rows = rows;
-    s.k = block->k;
-    for (int64_t part = 0; part < b->parts; part++)
-      s.base[part] = moe_b_at_(b, part, g->panel + p) + block->from * b->stride;
     s.parts = b->parts;
     s.stride = b->stride;
     s.n = n;
     s.prefetch = moe_max_(8, MOE_SMALL_M_PREFETCH_BYTES_ / run) * b->stride;
     s.c_stride = MOE_C_FLOATS_(rows);
     s.c = moe_c_at_(g, p);
-    moe_small_m_with_(g, &s);
+    moe_small_m_some_rows_(g, block, g->panel + p, &s);
   }
 }
 
@@ -176,6 +194,7 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
     s.k = g->b->k;
     s.c = moe_c_at_(g, p);
     s.panel = (float *)(void *)g->b_buffer;
+    s.product = g->product;
     g->b->small_m(g->b, g->kernels, g->panel + p, &s);
   }
 }

@@ -78,14 +78,11 @@ typedef struct moe_codes_ {
   int split;
   int64_t col, width, n, k;
   int64_t prefetch; /* for small_m_codes: bytes from a code to one that is prefetched */
+  const moe_byte_table_ *table; /* for pack_bytes_*, instead of scales */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
-
-/* The bf16 values of the magnitudes of a format of 8 bits, byte by byte. A code's sign flips the value's. */
-enum { MOE_BYTE_VALUES_ = 128 };
-typedef struct moe_byte_table_ {
-  uint8_t low[MOE_BYTE_VALUES_], high[MOE_BYTE_VALUES_];
-} moe_byte_table_;
+struct moe_codes_prefetch_;
+typedef void (*moe_pack_bytes_fn_)(void *panel, const moe_codes_ *codes);
 
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
 typedef struct moe_quant_table_ {
@@ -117,6 +114,11 @@ typedef struct moe_quant_table_ {
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);
   /* Tables of bytes: 128 values times a scale, rounded to bf16. Or NULL: the CPU cannot look them up. */
   void (*byte_table)(moe_byte_table_ *table, const moe_bf16 *value, float scale);
+  moe_pack_bytes_fn_ pack_bytes_rows[MOE_PANEL_KINDS_], pack_bytes_columns[MOE_PANEL_KINDS_];
+  /* A few rows of A times rows of codes; times two halves of a panel, of columns that lie side by side. */
+  void (*small_m_bytes[MOE_PRODUCTS_])(const moe_small_m_ *small_m);
+  void (*small_m_bytes_columns[MOE_PRODUCTS_])(const moe_small_m_ *small_m, const moe_codes_ *halves,
+                                               struct moe_codes_prefetch_ *walk);
 } moe_quant_table_;
 
 #endif

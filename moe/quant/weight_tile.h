@@ -228,6 +228,14 @@ MOE_FN int64_t moe_tile_same_scales_(const moe_weight_tile_ *p, int64_t r, int64
   }
 }
 
+/* Whether all elements of a row have one scale, and so many rows that a table pays. */
+MOE_FN int moe_tile_shares_scales_(const moe_weight_tile_ *p) {
+  const int64_t n = p->transposed ? p->elements : p->count, k = p->transposed ? p->count : p->elements;
+  if (!p->q->blocked) return moe_tile_same_scales_(p, 0, k) == k;
+  return (p->transposed ? moe_tile_left_k_(p, 0) : moe_tile_left_n_(p, 0)) == n &&
+         (p->transposed ? p->q->block_n : p->q->block_k) >= MOE_KC_MULTIPLE;
+}
+
 /* The caller may be in a mode that flushes subnormals, which must not apply here. */
 MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n, float *panel) {
   const int bf16 = p->q->type == MOE_DTYPE_BF16;
@@ -290,14 +298,40 @@ MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
+/* ----------------------------------------------------------------------------------------------------------- tables */
+
+/* Codes that are looked up, of which some rows of the panel at a time share one scale, or none has one. Returns 0 where
+   that is not so; what is written then is to be overwritten. */
+MOE_FN int moe_tile_pack_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  const moe_quantized_ *q = p->q;
+  const moe_quant_table_ *quant = p->kernels->quant;
+  const int scaled = p->transposed || !moe_weight_scaled_after_(q->weight), columns = p->transposed != q->by_columns;
+  moe_byte_table_ table;
+  if (!quant->byte_table || q->words || q->format.packed || q->format.bits != 8) return 0;
+  if (scaled && (q->type != MOE_DTYPE_BF16 || !moe_tile_shares_scales_(p))) return 0;
+  moe_codes_ codes = moe_tile_scaled_codes_(p);
+  codes.table = &table;
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  const int64_t k = codes.k, step = columns ? 1 : codes.stride, row = MOE_NR_BYTES_ / (kind == MOE_PANEL_F32 ? 1 : 2);
+  int64_t r = 0;
+  for (; r < k; r += codes.k, codes.codes += codes.k * step) {
+    const int64_t column = p->column + (p->transposed ? r : 0), element = p->element + (p->transposed ? 0 : r);
+    codes.k = scaled ? moe_tile_same_scales_(p, r, k) : k;
+    if (kind == MOE_PANEL_PAIRS && codes.k % 2 && r + codes.k < k) break;
+    quant->byte_table(&table, q->value,
+                      scaled ? moe_quantized_scale_(q, p->kernels, p->expert, p->part, column, element) : 1.0f);
+    (columns ? quant->pack_bytes_columns : quant->pack_bytes_rows)[kind](panel + r * row, &codes);
+  }
+  moe_fpenv_restore_(saved);
+  return r == k;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ pairs */
 
-/* Whether codes are decoded to pairs directly: rows or columns are contiguous, no float scale is to be applied and, if
-   the contraction continues in the next part, no pair is in both. */
+/* Whether codes are decoded to pairs directly: rows or columns are contiguous, and no float scale is to be applied. */
 MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
   const moe_mx_tensor_ *s = &q->tensor;
   if (!q->words) return !transposed && moe_weight_scaled_after_(q->weight);
-  if (transposed && s->columns % 2) return 0;
   return !moe_mx_is_nki_(s->layout) && moe_mx_in_rows_(s) && s->scales == MOE_MX_SCALES_OWN;
 }
 
@@ -308,10 +342,17 @@ MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
                                      : p->kernels->quant->pack_pairs_rows)[wide](pairs, &codes);
 }
 
-MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
-  if (kind == MOE_PANEL_PAIRS) moe_tile_pack_pairs_(p, panel);
+/* Returns 0 where it cannot make pairs: as_pairs says no or, if the contraction continues in the next part, a pair is in
+   both. What is written then is to be overwritten. */
+MOE_FN int moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  const int pairs = kind == MOE_PANEL_PAIRS;
+  if (pairs && p->transposed && p->q->tensor.columns % 2) return 0;
+  if (moe_tile_pack_bytes_(p, kind, panel)) return 1;
+  if (pairs && !moe_quantized_as_pairs_(p->q, p->transposed)) return 0;
+  if (pairs) moe_tile_pack_pairs_(p, panel);
   else if (p->q->words) moe_tile_pack_mx_(p, (float *)(void *)panel);
   else moe_tile_pack_scaled_(p, (float *)(void *)panel);
+  return 1;
 }
 
 #endif
