@@ -67,8 +67,7 @@ typedef struct moe_b_ {
   /* (optional, with format) Where kernels look codes up: lets small_m find the tables of its columns, from panel p on,
      and elements from `from` on. Returns for how many elements they are the same. At most table_panels panels at a
      time. in_tables: without tables codes, of rows or columns, must be decoded. */
-  int64_t (*tables)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from,
-                    moe_small_m_ *small_m);
+  int64_t (*tables)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from, moe_small_m_ *small_m);
   int64_t table_panels;
   int in_tables;
   /* (optional) Adds a few rows' products with panel p's columns, all of k, while it decodes them. */

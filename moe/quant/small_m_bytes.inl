@@ -4,8 +4,8 @@
 /* Words of x for an element of b's pairs, and for d elements. */
 enum {
   MOE_K(x_per_pair) = MOE_GEMM_DOT ? 1 : 2,
-  MOE_K(x_rest) = MOE_W, /* words that may be written behind x */
-  MOE_K(bytes_deep) = 8, /* rows of codes at a time, */
+  MOE_K(x_rest) = MOE_W,                                      /* words that may be written behind x */
+  MOE_K(bytes_deep) = 8,                                      /* rows of codes at a time, */
   MOE_K(x_pitch) = MOE_K(bytes_deep) / 2 * MOE_K(x_per_pair), /*   and words of x for them */
   MOE_K(sums) = MOE_NR / MOE_W
 };
@@ -70,8 +70,8 @@ MOE_INLINE void MOE_K(x_times_pairs)(int rows, int64_t n, const uint32_t *b, con
 }
 
 /* All rows. */
-MOE_INLINE void MOE_K(times_pairs)(int64_t rows, int64_t n, const uint32_t *b, const uint32_t *x, int64_t pitch, float *c,
-                                   float *second) {
+MOE_INLINE void MOE_K(times_pairs)(int64_t rows, int64_t n, const uint32_t *b, const uint32_t *x, int64_t pitch,
+                                   float *c, float *second) {
   for (; rows >= 4; rows -= 4, x += 4 * pitch, c += 4 * MOE_NR, second += 4 * MOE_NR)
     MOE_K(x_times_pairs)(4, n, b, x, pitch, c, second);
   if (rows & 2) MOE_K(x_times_pairs)(2, n, b, x, pitch, c, second);

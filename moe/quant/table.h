@@ -77,7 +77,7 @@ typedef struct moe_codes_ {
   int64_t stride, group, scale_stride, scale_group;
   int split;
   int64_t col, width, n, k;
-  int64_t prefetch; /* for small_m_codes: bytes from a code to one that is prefetched */
+  int64_t prefetch;             /* for small_m_codes: bytes from a code to one that is prefetched */
   const moe_byte_table_ *table; /* for pack_bytes_*, instead of scales */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);

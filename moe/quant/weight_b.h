@@ -67,8 +67,8 @@ MOE_FN int64_t moe_quantized_tables_(const moe_b_ *b, const moe_kernels *kernels
   const moe_fpenv_ saved = moe_fpenv_enter_();
   for (int64_t part = 0; part < b->parts; part++)
     for (int64_t i = 0; i < s->n; i += moe_tile_left_n_(&tile, i))
-      kernels->quant->byte_table(
-          table++, q->value, moe_quantized_scale_(q, kernels, b->expert, q->part + part, tile.column + i, from));
+      kernels->quant->byte_table(table++, q->value,
+                                 moe_quantized_scale_(q, kernels, b->expert, q->part + part, tile.column + i, from));
   moe_fpenv_restore_(saved);
   return moe_tile_left_k_(&tile, 0);
 }
@@ -91,7 +91,8 @@ MOE_FN void moe_quantized_small_m_bytes_(const moe_b_ *b, const moe_kernels *ker
   moe_byte_table_ *table = (moe_byte_table_ *)(void *)s->panel;
   moe_codes_ codes[2];
   moe_weight_tile_ tile[2];
-  for (int64_t h = 0; h < 2; h++) tile[h] = moe_quantized_half_(b, kernels, p, h, codes + h), codes[h].table = table + h;
+  for (int64_t h = 0; h < 2; h++)
+    tile[h] = moe_quantized_half_(b, kernels, p, h, codes + h), codes[h].table = table + h;
   s->parts = 2;
   moe_codes_prefetch_ walk = moe_codes_prefetch_of_(s, codes, 8, moe_ceil_div_(b->k, 64) * 2);
   for (int64_t from = 0; from < b->k; from += s->k) {
