@@ -11,7 +11,7 @@
 typedef struct shape {
   int64_t rows, N, K;
   moe_quantized_weight weight;
-  int every; /* a column per code, not only numbers; scales of all kinds */
+  int every; /* 1, 2: a column per code, not only numbers; scales of all kinds */
 } shape;
 
 /* One, others, subnormal products, overflow, zeros. */
@@ -26,6 +26,8 @@ static void make(struct quantized *q, const shape *s, uint64_t *rng) {
     const int signless = magnitude == 0 && q->format->nan == 0x80;
     q->table.code[i] = (uint8_t)(s->every ? i / s->K : magnitude | (negative && !signless) << 7);
   }
+  for (int64_t i = 0; i < quantized_groups(q); i++) /* plain ones, others among them, all */
+    q->table.scale[i] = (uint8_t)(s->every < 2 ? test_random_range(rng, s->every ? 10 : 33, 239) : i * 85 % 256);
   for (int64_t i = 0; i < quantized_scale_count(q); i++) {
     quantized_random_scale(q, i, rng, 0);
     if (!s->every || s->weight.scaling != MOE_WEIGHT_BLOCK) continue;
@@ -54,7 +56,7 @@ static void check(const shape *s, uint64_t seed) {
   struct quantized q;
   make(&q, s, &rng);
   const int32_t rows = (int32_t)s->rows;
-  const int after = s->weight.scaling != MOE_WEIGHT_BLOCK;
+  const int after = s->weight.scaling != MOE_WEIGHT_BLOCK && s->weight.scaling != MOE_WEIGHT_MX;
   test_tensor w = test_tensor_new(MOE_DTYPE_BF16, s->N * s->K), x = test_tensor_new(MOE_DTYPE_BF16, s->rows * s->K);
   test_tensor dy = test_tensor_new(MOE_DTYPE_BF16, s->rows * s->N);
   test_tensor out[2][2] = {{test_tensor_new(MOE_DTYPE_BF16, dy.count), test_tensor_new(MOE_DTYPE_BF16, dy.count)},
@@ -144,8 +146,18 @@ static void test_after(void **state) {
   }
 }
 
+static void test_mx(void **state) {
+  (void)state;
+  for (int64_t i = 0; i < test_cases(40, 10); i++) {
+    shape s = {few_or_many[7 - i % 4 * 2], 256, 40 + 13 * i, {.scaling = MOE_WEIGHT_MX}, (int)(i % 3)};
+    if (i % 3 == 0) s.N = 30 + 9 * i;
+    s.weight.element = element_wide(i % element_wides());
+    check(&s, 700 + (uint64_t)i);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_code), cmocka_unit_test(test_blocks),
-                                     cmocka_unit_test(test_after)};
+                                     cmocka_unit_test(test_after), cmocka_unit_test(test_mx)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,20 +79,19 @@ MOE_INLINE void MOE_K(times_pairs)(int64_t rows, int64_t n, const uint32_t *b, c
   if (rows & 1) MOE_K(x_times_pairs)(1, n, b, x, pitch, c, second);
 }
 
-/* `rows` rows of A times 8 rows of 64 codes, decoded in registers. */
+/* `rows` rows of A times 8 rows of 64 codes, decoded in registers. -0 is no NaN. */
 MOE_INLINE void MOE_K(x_times_codes)(int rows, const moe_codes_ *codes, const uint32_t *x, float *c, float *second) {
   MOE_V(i) table[MOE_B(table_vectors)], both[2], pairs[MOE_K(sums)];
   MOE_V(f) sum[2][MOE_K(sums)];
   const uint8_t *row = codes->codes;
   const int64_t stride = codes->stride;
-  const int nan_is_minus_zero = codes->format->nan_is_minus_zero;
   MOE_B(load_table)(codes->table, table);
   MOE_K(move_sums)(0, rows, c, second, sum);
   MOE_UNROLL
   for (int q = 0; q < MOE_K(bytes_deep) / 2; q++, row += 2 * stride, x += MOE_K(x_per_pair)) {
-    MOE_B(pair_codes)(row, row + stride, MOE_NR, both);
-    MOE_B(lookup_pairs)(table, nan_is_minus_zero, both[0], pairs);
-    MOE_B(lookup_pairs)(table, nan_is_minus_zero, both[1], pairs + 2);
+    MOE_B(pair_codes)(table, row, row + stride, MOE_NR, both);
+    MOE_B(lookup_pairs)(table, 0, both[0], pairs);
+    MOE_B(lookup_pairs)(table, 0, both[1], pairs + 2);
     MOE_K(x_times_pair)(rows, pairs, x, MOE_K(x_pitch), sum);
   }
   MOE_K(move_sums)(1, rows, c, second, sum);
@@ -109,12 +108,12 @@ MOE_INLINE void MOE_K(small_m_some_bytes)(const moe_small_m_ *s, const moe_codes
                                           float *second) {
   MOE_LINE_ALIGNED uint32_t b[MOE_K(bytes_deep) / 2 * MOE_NR];
   float none[MOE_SMALL_M_MAX * MOE_NR];
-  if (codes->k == MOE_K(bytes_deep) && codes->n == MOE_NR && s->rows <= 2) {
+  if (codes->k == MOE_K(bytes_deep) && codes->n == MOE_NR && s->rows <= 2 && !codes->format->nan_is_minus_zero) {
     if (s->rows == 1) MOE_K(x_times_codes)(1, codes, x, c, second);
     else MOE_K(x_times_codes)(2, codes, x, c, second);
     return;
   }
-  MOE_B(pack_rows_pairs)(b, codes);
+  (void)MOE_B(pack_rows_pairs)(b, codes);
   if (codes->n <= MOE_NR / 2) second = (float *)memset(none, 0, (size_t)s->rows * MOE_NR_BYTES_);
   MOE_K(times_pairs)(s->rows, (codes->k + 1) / 2, b, x, MOE_K(x_pitch), c, second);
 }
@@ -156,7 +155,7 @@ MOE_FN void MOE_K(small_m_bytes_columns)(const moe_small_m_ *s, const moe_codes_
     MOE_K(x_words)(s, from, d, pitch, x);
     for (int h = 0; h < 2; h++, moe_codes_prefetch_next_(walk)) {
       some[h].k = d;
-      if (some[h].n > 0) MOE_B(pack_columns_pairs)(b, some + h);
+      if (some[h].n > 0) (void)MOE_B(pack_columns_pairs)(b, some + h);
       some[h].codes += d;
     }
     MOE_K(times_pairs)(s->rows, (d + 1) / 2, b, x, pitch, s->c, s->c + MOE_NR / 2);

@@ -57,7 +57,7 @@ MOE_FN int64_t moe_quantized_tables_(const moe_b_ *b, const moe_kernels *kernels
   moe_byte_table_ *table = s->tables;
   if (!b->in_tables) {
     s->table_columns = s->n;
-    kernels->quant->byte_table(table, q->value, 1.0f);
+    kernels->quant->byte_table(table, q->value, 1.0f, 0);
     return s->k;
   }
   tile.count = s->n;
@@ -68,7 +68,7 @@ MOE_FN int64_t moe_quantized_tables_(const moe_b_ *b, const moe_kernels *kernels
   for (int64_t part = 0; part < b->parts; part++)
     for (int64_t i = 0; i < s->n; i += moe_tile_left_n_(&tile, i))
       kernels->quant->byte_table(table++, q->value,
-                                 moe_quantized_scale_(q, kernels, b->expert, q->part + part, tile.column + i, from));
+                                 moe_quantized_scale_(q, kernels, b->expert, q->part + part, tile.column + i, from), 0);
   moe_fpenv_restore_(saved);
   return moe_tile_left_k_(&tile, 0);
 }
@@ -101,7 +101,7 @@ MOE_FN void moe_quantized_small_m_bytes_(const moe_b_ *b, const moe_kernels *ker
     for (int64_t h = 0; h < 2 && tile[h].count > 0; h++)
       kernels->quant->byte_table(
           table + h, q->value,
-          b->in_tables ? moe_quantized_scale_(q, kernels, b->expert, tile[h].part, tile[h].column, from) : 1.0f);
+          b->in_tables ? moe_quantized_scale_(q, kernels, b->expert, tile[h].part, tile[h].column, from) : 1.0f, 0);
     moe_fpenv_restore_(saved);
     for (int64_t h = 0; h < 2; h++) codes[h].k = s->k;
     kernels->quant->small_m_bytes_columns[s->product](s, codes, &walk);

@@ -300,27 +300,44 @@ MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
 
 /* ----------------------------------------------------------------------------------------------------------- tables */
 
-/* Codes that are looked up, of which some rows of the panel at a time share one scale, or none has one. Returns 0 where
-   that is not so; what is written then is to be overwritten. */
+/* Some rows, or columns, of codes that share a table: see moe_tile_pack_bytes_. */
+MOE_FN int moe_tile_look_up_(const moe_weight_tile_ *p, moe_panel_kind_ kind, float scale, moe_codes_ *codes,
+                             char *panel) {
+  const moe_quant_table_ *quant = p->kernels->quant;
+  moe_byte_table_ table;
+  codes->table = &table;
+  quant->byte_table(&table, p->q->value, scale, codes->scale != NULL);
+  return (p->transposed != p->q->by_columns ? quant->pack_bytes_columns : quant->pack_bytes_rows)[kind](panel, codes);
+}
+
+/* MX. */
+MOE_FN int moe_tile_pack_mx_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  uint8_t scale[MOE_TILE_SCALES_];
+  if (moe_mx_is_nki_(p->q->tensor.layout) || !moe_mx_in_rows_(&p->q->tensor)) return 0;
+  moe_codes_ codes = moe_tile_columns_(p, scale);
+  return moe_tile_look_up_(p, kind, 1.0f, &codes, panel);
+}
+
+/* Codes that are looked up: MX or, under float scales, where some rows of the panel at a time share one scale, or none
+   has one. Returns 0 where that is not so; what is written then is to be overwritten. */
 MOE_FN int moe_tile_pack_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
   const moe_quantized_ *q = p->q;
-  const moe_quant_table_ *quant = p->kernels->quant;
-  const int scaled = p->transposed || !moe_weight_scaled_after_(q->weight), columns = p->transposed != q->by_columns;
-  moe_byte_table_ table;
-  if (!quant->byte_table || q->words || q->format.packed || q->format.bits != 8) return 0;
+  const int scaled = p->transposed || !moe_weight_scaled_after_(q->weight);
+  if (!p->kernels->quant->byte_table || q->format.packed || q->format.bits != 8) return 0;
+  if (q->words) return moe_tile_pack_mx_bytes_(p, kind, panel);
   if (scaled && (q->type != MOE_DTYPE_BF16 || !moe_tile_shares_scales_(p))) return 0;
   moe_codes_ codes = moe_tile_scaled_codes_(p);
-  codes.table = &table;
   const moe_fpenv_ saved = moe_fpenv_enter_();
-  const int64_t k = codes.k, step = columns ? 1 : codes.stride, row = MOE_NR_BYTES_ / (kind == MOE_PANEL_F32 ? 1 : 2);
+  const int64_t k = codes.k, row = MOE_NR_BYTES_ / (kind == MOE_PANEL_F32 ? 1 : 2),
+                step = p->transposed != q->by_columns ? 1 : codes.stride;
   int64_t r = 0;
   for (; r < k; r += codes.k, codes.codes += codes.k * step) {
     const int64_t column = p->column + (p->transposed ? r : 0), element = p->element + (p->transposed ? 0 : r);
     codes.k = scaled ? moe_tile_same_scales_(p, r, k) : k;
     if (kind == MOE_PANEL_PAIRS && codes.k % 2 && r + codes.k < k) break;
-    quant->byte_table(&table, q->value,
-                      scaled ? moe_quantized_scale_(q, p->kernels, p->expert, p->part, column, element) : 1.0f);
-    (columns ? quant->pack_bytes_columns : quant->pack_bytes_rows)[kind](panel + r * row, &codes);
+    (void)moe_tile_look_up_(p, kind,
+                            scaled ? moe_quantized_scale_(q, p->kernels, p->expert, p->part, column, element) : 1.0f,
+                            &codes, panel + r * row);
   }
   moe_fpenv_restore_(saved);
   return r == k;
@@ -342,8 +359,8 @@ MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
                                      : p->kernels->quant->pack_pairs_rows)[wide](pairs, &codes);
 }
 
-/* Returns 0 where it cannot make pairs: as_pairs says no or, if the contraction continues in the next part, a pair is in
-   both. What is written then is to be overwritten. */
+/* Returns 0 where it cannot make pairs: as_pairs says no or, if the contraction continues in the next part, a pair is
+   in both. What is written then is to be overwritten. */
 MOE_FN int moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
   const int pairs = kind == MOE_PANEL_PAIRS;
   if (pairs && p->transposed && p->q->tensor.columns % 2) return 0;
