@@ -11,7 +11,7 @@
 typedef struct shape {
   int64_t rows, N, K;
   moe_quantized_weight weight;
-  int every; /* 1, 2: a column per code, not only numbers; scales of all kinds */
+  int every; /* 1 to 3: a column per code, but for 2 not only numbers; scales of all kinds */
 } shape;
 
 /* One, others, subnormal products, overflow, zeros. */
@@ -24,10 +24,13 @@ static void make(struct quantized *q, const shape *s, uint64_t *rng) {
   for (int64_t i = 0; i < quantized_count(q); i++) {
     const int negative = test_random_chance(rng, 2), magnitude = (int)test_random_range(rng, 0, q->format->last);
     const int signless = magnitude == 0 && q->format->nan == 0x80;
-    q->table.code[i] = (uint8_t)(s->every ? i / s->K : magnitude | (negative && !signless) << 7);
+    if (s->every == 2) q->table.code[i] = (uint8_t)(i / s->K % (q->format->last + 1)); /* so that sums are numbers */
+    else q->table.code[i] = (uint8_t)(s->every ? i / s->K : magnitude | (negative && !signless) << 7);
   }
-  for (int64_t i = 0; i < quantized_groups(q); i++) /* plain ones, others among them, all */
-    q->table.scale[i] = (uint8_t)(s->every < 2 ? test_random_range(rng, s->every ? 10 : 33, 239) : i * 85 % 256);
+  for (int64_t i = 0; i < quantized_groups(q); i++) { /* those that are added to exponents; the least plain one; all */
+    q->table.scale[i] = (uint8_t)(s->every < 3 ? test_random_range(rng, 32, s->every == 2 ? 140 : 239) : i * 85 % 256);
+    if (s->every == 2 && i % 2) q->table.scale[i] = 16;
+  }
   for (int64_t i = 0; i < quantized_scale_count(q); i++) {
     quantized_random_scale(q, i, rng, 0);
     if (!s->every || s->weight.scaling != MOE_WEIGHT_BLOCK) continue;
@@ -149,9 +152,9 @@ static void test_after(void **state) {
 static void test_mx(void **state) {
   (void)state;
   for (int64_t i = 0; i < test_cases(40, 10); i++) {
-    shape s = {few_or_many[7 - i % 4 * 2], 256, 40 + 13 * i, {.scaling = MOE_WEIGHT_MX}, (int)(i % 3)};
-    if (i % 3 == 0) s.N = 30 + 9 * i;
-    s.weight.element = element_wide(i % element_wides());
+    shape s = {few_or_many[i % 4 == 3 ? i % 8 : 7], 256, 40 + 13 * i, {.scaling = MOE_WEIGHT_MX}, (int)(i % 4)};
+    if (i % 4 == 0) s.N = 30 + 9 * i;
+    s.weight.element = element_wide(2 * i % element_wides());
     check(&s, 700 + (uint64_t)i);
   }
 }

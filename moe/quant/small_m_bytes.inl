@@ -70,8 +70,8 @@ MOE_INLINE void MOE_K(x_times_pairs)(int rows, int64_t n, const uint32_t *b, con
 }
 
 /* All rows. */
-MOE_INLINE void MOE_K(times_pairs)(int64_t rows, int64_t n, const uint32_t *b, const uint32_t *x, int64_t pitch,
-                                   float *c, float *second) {
+MOE_FN __attribute__((noinline)) void MOE_K(times_pairs)(int64_t rows, int64_t n, const uint32_t *b, const uint32_t *x,
+                                                         int64_t pitch, float *c, float *second) {
   for (; rows >= 4; rows -= 4, x += 4 * pitch, c += 4 * MOE_NR, second += 4 * MOE_NR)
     MOE_K(x_times_pairs)(4, n, b, x, pitch, c, second);
   if (rows & 2) MOE_K(x_times_pairs)(2, n, b, x, pitch, c, second);
