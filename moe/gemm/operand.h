@@ -59,8 +59,8 @@ typedef struct moe_b_ {
   int64_t group; /* bytes of 32 elements side by side */
   int64_t k, k_second;
   /* Instead of dtype: makes elements [from, from+k), at most MOE_DECODE_K_, of panel p's columns a panel, an odd k
-     rounded up. In bf16 products all values must be bf16's, or subnormal. Returns 0, and does nothing, where it cannot
-     make that kind; an f32 panel it always can. */
+     rounded up. In bf16 products all values must be bf16's, or subnormal. Returns 0, and makes nothing of use, where
+     it cannot make that kind; an f32 panel it always can. */
   int (*decode)(const struct moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p, int64_t from,
                 int64_t k, char *panel);
   const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled or with `tables` */
