@@ -59,14 +59,21 @@ typedef struct moe_b_ {
   int64_t group; /* bytes of 32 elements side by side */
   int64_t k, k_second;
   /* Instead of dtype: makes elements [from, from+k), at most MOE_DECODE_K_, of panel p's columns a panel, an odd k
-     rounded up. In bf16 products all values must be bf16's, or subnormal. Returns 0, and does nothing, where it cannot
-     make that kind; an f32 panel it always can. */
+     rounded up. In bf16 products all values must be bf16's, or subnormal. Returns 0, and makes nothing of use, where
+     it cannot make that kind; an f32 panel it always can. */
   int (*decode)(const struct moe_b_ *b, const moe_kernels *kernels, moe_panel_kind_ kind, int64_t p, int64_t from,
                 int64_t k, char *panel);
-  const moe_element_format_ *format; /* (optional) What is decoded is rows of these codes, unscaled or */
+  /* (optional) What is decoded is rows of these codes: unscaled, with `tables`, or */
+  const moe_element_format_ *format;
   const uint8_t *scale[2];           /*   with a scale byte for 32 of them, rows scale_stride and groups scale_group */
   int64_t scale_stride, scale_group; /*   bytes apart. 32 codes of 4 bits are in order or, with `split`, have j+16 in */
   int split;                         /*   the byte of j */
+  /* (optional, with format) Where kernels look codes up: lets small_m find the tables of its columns, from panel p on,
+     and elements from `from` on. Returns for how many elements they are the same. At most table_panels panels at a
+     time. in_tables: without tables codes, of rows or columns, must be decoded. */
+  int64_t (*tables)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, int64_t from, moe_small_m_ *small_m);
+  int64_t table_panels;
+  int in_tables;
   /* (optional) Adds a few rows' products with panel p's columns, all of k, while it decodes them. */
   void (*small_m)(const struct moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m);
   const void *source; /* what these need: the weight, and whose */

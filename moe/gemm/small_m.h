@@ -37,11 +37,13 @@ MOE_FN int moe_small_m_takes_code_rows_(const moe_b_ *b, int64_t rows) {
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows,
                                         int keep) {
   const moe_blocking_ *blocking = kernels->blocking;
-  const int few_of_codes = rows <= blocking->small_m_codes_rows;
+  const int few_of_codes = rows <= blocking->small_m_codes_rows,
+            looked_up = !b->in_tables || kernels->quant->byte_table;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
   if (b->format && b->scale[0] && !moe_small_m_takes_code_rows_(b, rows)) return MOE_ALGORITHM_PACKED_;
-  if (b->format) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
-  if (b->decode) return few_of_codes && b->small_m && keep ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
+  if (b->format && looked_up) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
+  if (b->decode)
+    return few_of_codes && b->small_m && keep && looked_up ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
   if (b->panel || b->transposed || b->k_second) return MOE_ALGORITHM_PACKED_;
   const int bf16 = moe_small_m_is_bf16_(kernels, product, b->dtype);
@@ -55,7 +57,8 @@ MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_
 MOE_FN void moe_small_m_with_(const moe_gemm_ *g, const moe_small_m_ *s) {
   const moe_quant_table_ *quant = g->kernels->quant;
   const int dots = g->kernels->gemm->panel[g->product] == MOE_PANEL_PAIRS;
-  if (s->scale) (dots ? quant->small_m_code_rows_bf16 : quant->small_m_code_rows)[moe_wide_(s->format)](s);
+  if (s->tables) quant->small_m_bytes[s->product](s);
+  else if (s->scale) (dots ? quant->small_m_code_rows_bf16 : quant->small_m_code_rows)[moe_wide_(s->format)](s);
   else if (s->format) quant->small_m_fp8(s);
   else if (moe_small_m_is_bf16_(g->kernels, g->product, s->dtype)) g->kernels->gemm->small_m_bf16(s);
   else g->kernels->gemm->small_m(s);
@@ -73,11 +76,28 @@ MOE_FN void moe_small_m_scales_(const moe_b_ *b, int64_t p, int64_t from, moe_sm
   s->ends = from + s->k == b->k;
 }
 
-/* k elements of a kc block of B, `from` behind its first, as many columns at a time as keep their products in cache. */
-MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t from, int64_t k) {
+/* A kc block from panel p on, as many elements at a time as are in one part and, looked up, share tables. */
+MOE_FN void moe_small_m_some_rows_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t p, moe_small_m_ *s) {
+  const moe_b_ *b = g->b;
+  const int looked_up = b->tables && g->kernels->quant->byte_table;
+  if (looked_up) s->tables = (moe_byte_table_ *)(void *)g->b_buffer;
+  for (int64_t at = 0; at < block->k; at += s->k) {
+    const int64_t from = block->from + at;
+    s->x = (const float *)(const void *)block->a + at;
+    s->k = moe_b_run_(b, from, block->k - at);
+    for (int64_t part = 0; part < b->parts; part++) s->base[part] = moe_b_from_(b, part, p, from);
+    moe_small_m_scales_(b, p, from, s);
+    if (looked_up) s->k = b->tables(b, g->kernels, p, from, s);
+    moe_small_m_with_(g, s);
+  }
+}
+
+/* The same of all panels, as many columns at a time as keep their products in cache. */
+MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block) {
   const moe_b_ *b = g->b;
   const moe_core_ *core = g->kernels->core;
-  const int64_t rows = g->a->rows, most = moe_max_(1, MOE_SMALL_M_C_FLOATS_ / (rows * MOE_NR));
+  const int64_t rows = g->a->rows, fit = moe_max_(1, MOE_SMALL_M_C_FLOATS_ / (rows * MOE_NR)),
+                most = b->tables ? moe_min_(fit, b->table_panels) : fit;
   for (int64_t p = 0; p < g->panels; p += most) {
     const int64_t n = moe_b_columns_(b, g->panel + p, moe_min_(most, g->panels - p)),
                   run = b->parts * n * b->group / 32;
@@ -89,20 +109,16 @@ MOE_FN void moe_small_m_block_(const moe_gemm_ *g, const moe_kc_block_ *block, i
     s.contiguous = b->stride == run && (b->parts == 1 || b->base[1] - b->base[0] == run / 2);
     s.repeats_prefetches = core->drops_prefetches;
     s.two_rows = s.size < 4 ? core->small_m_two_rows_16bit : core->small_m_two_rows;
-    s.x = (const float *)(const void *)block->a + from;
+    s.product = g->product;
     s.x_stride = block->a_stride / 4;
     s.rows = rows;
-    s.k = k;
-    for (int64_t part = 0; part < b->parts; part++)
-      s.base[part] = moe_b_from_(b, part, g->panel + p, block->from + from);
-    moe_small_m_scales_(b, g->panel + p, block->from + from, &s);
     s.parts = b->parts;
     s.stride = b->stride;
     s.n = n;
     s.prefetch = moe_max_(8, MOE_SMALL_M_PREFETCH_BYTES_ / run) * b->stride;
     s.c_stride = MOE_C_FLOATS_(rows);
     s.c = moe_c_at_(g, p);
-    moe_small_m_with_(g, &s);
+    moe_small_m_some_rows_(g, block, g->panel + p, &s);
   }
 }
 
@@ -112,10 +128,7 @@ MOE_FN void moe_small_m_all_rows_(const moe_gemm_ *g) {
     moe_kc_block_ block;
     moe_kc_block_at_(g, MOE_PANEL_F32, kc, from, &block);
     if (!g->a->cached) moe_pack_a_(g->kernels, MOE_PANEL_F32, g->a, from, block.k, 0, g->a->rows, block.a);
-    for (int64_t at = 0, n; at < block.k; at += n) {
-      n = moe_b_run_(g->b, from + at, block.k - at);
-      moe_small_m_block_(g, &block, at, n);
-    }
+    moe_small_m_block_(g, &block);
   }
 }
 
@@ -201,6 +214,7 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
     s.k = g->b->k;
     s.c = moe_c_at_(g, p);
     s.panel = (float *)(void *)g->b_buffer;
+    s.product = g->product;
     g->b->small_m(g->b, g->kernels, g->panel + p, &s);
   }
 }

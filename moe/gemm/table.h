@@ -25,6 +25,12 @@ typedef struct moe_small_m_ {
   float *c;
   int64_t c_stride;
   float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */
+  /* Of codes that are looked up: tables of the first columns of each part, part_tables apart. One is for table_columns
+     columns, of which the first one is number table_first: multiples of 32, or all. Products decide how they are
+     multiplied. */
+  moe_byte_table_ *tables;
+  int64_t part_tables, table_columns, table_first;
+  moe_product_ product;
 } moe_small_m_;
 
 /* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's

@@ -57,6 +57,12 @@ MOE_INLINE int64_t moe_element_bytes_(int64_t n, int64_t bits) {
   return bits == 8 || n < 0 ? n : n / 8 * bits + (n % 8 * bits + 7) / 8;
 }
 
+/* The bf16 values of the magnitudes of a format of 8 bits, byte by byte. A code's sign flips the value's. */
+enum { MOE_BYTE_VALUES_ = 128 };
+typedef struct moe_byte_table_ {
+  uint8_t low[MOE_BYTE_VALUES_], high[MOE_BYTE_VALUES_];
+} moe_byte_table_;
+
 /* A scale byte as the bits of a float. */
 MOE_INLINE uint32_t moe_e8m0_bits_(uint32_t byte) {
   return byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : byte << 23;

@@ -4,6 +4,16 @@
 
 /* ---------------------------------------------------------------------------------------------------------- weights */
 
+/* The values of magnitudes: they are bf16's. */
+MOE_FN void moe_quantized_values_(moe_quantized_ *q) {
+  const moe_kernels *kernels = moe_kernels_();
+  float value[MOE_BYTE_VALUES_];
+  uint8_t code[MOE_BYTE_VALUES_];
+  for (int i = 0; i < MOE_BYTE_VALUES_; i++) code[i] = (uint8_t)i;
+  kernels->quant->load_codes[1](value, code, MOE_BYTE_VALUES_, &q->format);
+  kernels->vec->store_rows[MOE_DTYPE_BF16](q->value, 0, NULL, value, 1, MOE_BYTE_VALUES_);
+}
+
 /* `parts`: 2 for gate and up, of which only the second is used with skip_gate. by_columns: the plain tensor is
    [E,columns,K]. The weight must have been checked. */
 MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w, moe_dtype dtype, int64_t E, int64_t K,
@@ -25,6 +35,7 @@ MOE_FN void moe_quantized_init_(moe_quantized_ *q, const moe_quantized_weight *w
   q->part = skip_gate;
   q->by_columns = by_columns || moe_is_mx_(w) || moe_is_group_(w) || w->out_in;
   q->type = dtype;
+  if (q->format.bits == 8 && !q->format.packed) moe_quantized_values_(q);
 }
 
 MOE_FN moe_mx_bytes_ moe_quantized_bytes_(const moe_quantized_ *q) {

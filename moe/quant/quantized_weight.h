@@ -13,6 +13,7 @@ typedef struct moe_quantized_ {
   int64_t part;   /* the first that is used: 1 with skip_gate */
   int by_columns; /* a column's codes are contiguous: MX, GROUP; under float scales out_in, grouped GEMM's [E,N,K] */
   moe_dtype type; /* what code*scale is rounded to */
+  moe_bf16 value[MOE_BYTE_VALUES_]; /* of magnitudes of 8 bits */
 } moe_quantized_;
 
 MOE_FN int moe_is_mx_(const moe_quantized_weight *w) { return w && w->scaling == MOE_WEIGHT_MX; }

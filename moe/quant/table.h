@@ -63,6 +63,9 @@ typedef struct moe_binade_ {
 /* Whether under this scale byte no normal element overflows or becomes subnormal. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
+/* Under this plain scale byte and larger ones no subnormal element becomes subnormal either. */
+enum { MOE_MARK_SCALE_ = 32 };
+
 /* Codes to decode to columns [col, col+width) of k rows of a panel: n columns of them exist, the others become zero.
    pack_codes_rows: a row's codes are contiguous and rows `stride` bytes apart; 32 columns share a scale byte, rows of
    scales are scale_stride apart. pack_codes_columns: a column's codes are contiguous, but `group` bytes from 32 codes
@@ -75,9 +78,12 @@ typedef struct moe_codes_ {
   int64_t stride, group, scale_stride, scale_group;
   int split;
   int64_t col, width, n, k;
-  int64_t prefetch; /* for small_m_codes: bytes from a code to one that is prefetched */
+  int64_t prefetch;             /* for small_m_codes: bytes from a code to one that is prefetched */
+  const moe_byte_table_ *table; /* for pack_bytes_*: with scales, marked */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
+struct moe_codes_prefetch_;
+typedef int (*moe_pack_bytes_fn_)(void *panel, const moe_codes_ *codes);
 
 /* Codes times scales that are floats: elements along K of up to MOE_NR columns. Every `block` of them, of which `first`
    come before these, are a run, in which a column has one scale and, of integers, one zero point. pack_scaled_columns:
@@ -140,6 +146,15 @@ typedef struct moe_quant_table_ {
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);
   /* The same of rows of codes under scale bytes; by dot products, where there are such. */
   void (*small_m_code_rows[2])(const moe_small_m_ *small_m), (*small_m_code_rows_bf16[2])(const moe_small_m_ *small_m);
+  /* Tables of bytes: 128 values times a scale, rounded to bf16. `mark` sets the last bit, which is 0, of numbers that
+     are not zero: scale bytes are added to their exponents. Or NULL: the CPU cannot look them up. */
+  void (*byte_table)(moe_byte_table_ *table, const moe_bf16 *value, float scale, int mark);
+  /* Rows of codes, and columns, 32 of a column side by side, to a panel. Return 0 where a scale byte is not plain. */
+  moe_pack_bytes_fn_ pack_bytes_rows[MOE_PANEL_KINDS_], pack_bytes_columns[MOE_PANEL_KINDS_];
+  /* A few rows of A times rows of codes; times two halves of a panel, of columns that lie side by side. */
+  void (*small_m_bytes[MOE_PRODUCTS_])(const moe_small_m_ *small_m);
+  void (*small_m_bytes_columns[MOE_PRODUCTS_])(const moe_small_m_ *small_m, const moe_codes_ *halves,
+                                               struct moe_codes_prefetch_ *walk);
 } moe_quant_table_;
 
 #endif

@@ -227,6 +227,14 @@ MOE_FN int64_t moe_tile_same_scales_(const moe_weight_tile_ *p, int64_t r, int64
   }
 }
 
+/* Whether all elements of a row have one scale, and so many rows that a table pays. */
+MOE_FN int moe_tile_shares_scales_(const moe_weight_tile_ *p) {
+  const int64_t n = p->transposed ? p->elements : p->count, k = p->transposed ? p->count : p->elements;
+  if (!p->q->blocked) return moe_tile_same_scales_(p, 0, k) == k;
+  return (p->transposed ? moe_tile_left_k_(p, 0) : moe_tile_left_n_(p, 0)) == n &&
+         (p->transposed ? p->q->block_n : p->q->block_k) >= MOE_KC_MULTIPLE;
+}
+
 /* The caller may be in a mode that flushes subnormals, which must not apply here. */
 MOE_FN void moe_tile_scale_rows_(const moe_weight_tile_ *p, int64_t k, int64_t n, float *panel) {
   const int bf16 = p->q->type == MOE_DTYPE_BF16;
@@ -315,8 +323,8 @@ MOE_FN void moe_tile_load_zeros_(const moe_weight_tile_ *p, int64_t index, int64
 }
 
 /* Codes of 6 bits, which become bytes as kernels take them. */
-MOE_FN __attribute__((noinline)) void moe_tile_pack_bytes_(moe_scaled_codes_ *s, int64_t columns, int64_t elements,
-                                                           float *panel, moe_pack_scaled_fn_ pack) {
+MOE_FN __attribute__((noinline)) void moe_tile_pack_six_(moe_scaled_codes_ *s, int64_t columns, int64_t elements,
+                                                         float *panel, moe_pack_scaled_fn_ pack) {
   uint8_t bytes[MOE_NR * MOE_TILE_SOME_];
   moe_element_format_ f = *s->codes.format;
   f.bits = 8;
@@ -344,7 +352,7 @@ MOE_FN __attribute__((noinline)) void moe_tile_pack_part_(const moe_weight_tile_
   s.to_bf16 = q->type == MOE_DTYPE_BF16;
   moe_tile_load_scales_(p, index, runs, scale);
   if (integer) moe_tile_load_zeros_(p, index, runs, zero);
-  if (q->format.bits == 6) moe_tile_pack_bytes_(&s, p->count, p->elements, panel, pack);
+  if (q->format.bits == 6) moe_tile_pack_six_(&s, p->count, p->elements, panel, pack);
   else pack(panel, &s);
 }
 
@@ -378,14 +386,57 @@ MOE_FN void moe_tile_pack_scaled_(const moe_weight_tile_ *p, float *panel) {
   moe_tile_scale_rows_(p, codes.k, codes.n, panel + p->col);
 }
 
+/* ----------------------------------------------------------------------------------------------------------- tables */
+
+/* Some rows, or columns, of codes that share a table: see moe_tile_pack_bytes_. */
+MOE_FN int moe_tile_look_up_(const moe_weight_tile_ *p, moe_panel_kind_ kind, float scale, moe_codes_ *codes,
+                             char *panel) {
+  const moe_quant_table_ *quant = p->kernels->quant;
+  moe_byte_table_ table;
+  codes->table = &table;
+  quant->byte_table(&table, p->q->value, scale, codes->scale != NULL);
+  return (p->transposed != p->q->by_columns ? quant->pack_bytes_columns : quant->pack_bytes_rows)[kind](panel, codes);
+}
+
+/* MX. */
+MOE_FN int moe_tile_pack_mx_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  uint8_t scale[MOE_TILE_SCALES_];
+  if (moe_mx_is_nki_(p->q->tensor.layout) || !moe_mx_in_rows_(&p->q->tensor)) return 0;
+  moe_codes_ codes = moe_tile_columns_(p, scale);
+  return moe_tile_look_up_(p, kind, 1.0f, &codes, panel);
+}
+
+/* Codes that are looked up: MX or, under float scales, where some rows of the panel at a time share one scale, or none
+   has one. Returns 0 where that is not so; what is written then is to be overwritten. */
+MOE_FN int moe_tile_pack_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  const moe_quantized_ *q = p->q;
+  const int scaled = p->transposed || !moe_weight_scaled_after_(q->weight);
+  if (!p->kernels->quant->byte_table || q->format.packed || q->format.bits != 8) return 0;
+  if (q->words) return moe_tile_pack_mx_bytes_(p, kind, panel);
+  if (scaled && (q->type != MOE_DTYPE_BF16 || !moe_tile_shares_scales_(p))) return 0;
+  moe_codes_ codes = moe_tile_scaled_codes_(p);
+  const moe_fpenv_ saved = moe_fpenv_enter_();
+  const int64_t k = codes.k, row = MOE_NR_BYTES_ / (kind == MOE_PANEL_F32 ? 1 : 2),
+                step = p->transposed != q->by_columns ? 1 : codes.stride;
+  int64_t r = 0;
+  for (; r < k; r += codes.k, codes.codes += codes.k * step) {
+    const int64_t column = p->column + (p->transposed ? r : 0), element = p->element + (p->transposed ? 0 : r);
+    codes.k = scaled ? moe_tile_same_scales_(p, r, k) : k;
+    if (kind == MOE_PANEL_PAIRS && codes.k % 2 && r + codes.k < k) break;
+    (void)moe_tile_look_up_(p, kind,
+                            scaled ? moe_quantized_scale_(q, p->kernels, p->expert, p->part, column, element) : 1.0f,
+                            &codes, panel + r * row);
+  }
+  moe_fpenv_restore_(saved);
+  return r == k;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ pairs */
 
-/* Whether codes are decoded to pairs directly: rows or columns are contiguous, no float scale is to be applied and, if
-   the contraction continues in the next part, no pair is in both. */
+/* Whether codes are decoded to pairs directly: rows or columns are contiguous, and no float scale is to be applied. */
 MOE_FN int moe_quantized_as_pairs_(const moe_quantized_ *q, int transposed) {
   const moe_mx_tensor_ *s = &q->tensor;
   if (!q->words) return !transposed && moe_weight_scaled_after_(q->weight);
-  if (transposed && s->columns % 2) return 0;
   return !moe_mx_is_nki_(s->layout) && moe_mx_in_rows_(s) && s->scales == MOE_MX_SCALES_OWN;
 }
 
@@ -396,10 +447,17 @@ MOE_FN void moe_tile_pack_pairs_(const moe_weight_tile_ *p, void *pairs) {
                                      : p->kernels->quant->pack_pairs_rows)[wide](pairs, &codes);
 }
 
-MOE_FN void moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
-  if (kind == MOE_PANEL_PAIRS) moe_tile_pack_pairs_(p, panel);
+/* Returns 0 where it cannot make pairs: as_pairs says no or, if the contraction continues in the next part, a pair is
+   in both. What is written then is to be overwritten. */
+MOE_FN int moe_tile_pack_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
+  const int pairs = kind == MOE_PANEL_PAIRS;
+  if (pairs && p->transposed && p->q->tensor.columns % 2) return 0;
+  if (moe_tile_pack_bytes_(p, kind, panel)) return 1;
+  if (pairs && !moe_quantized_as_pairs_(p->q, p->transposed)) return 0;
+  if (pairs) moe_tile_pack_pairs_(p, panel);
   else if (p->q->words) moe_tile_pack_mx_(p, (float *)(void *)panel);
   else moe_tile_pack_scaled_(p, (float *)(void *)panel);
+  return 1;
 }
 
 #endif
