@@ -37,6 +37,10 @@ enum {
 /* Vectors of a micro-kernel's accumulators side by side: the panel's 64 columns are walked in parts of that width. */
 #define MOE_NR_VECTORS_avx2          2
 #define MOE_NR_VECTORS_avx512        4
+/* Whether e2m1 codes of few rows are multiplied unscaled. */
+#define MOE_E2M1_scalar              0
+#define MOE_E2M1_avx2                0
+#define MOE_E2M1_avx512              1
 /* Whether packed A times packed B has a micro-kernel: that wants one as wide as a panel. */
 #define MOE_PACKED_A_scalar          0
 #define MOE_PACKED_A_avx2            0

@@ -11,6 +11,7 @@ typedef struct moe_small_m_ {
   const moe_element_format_ *format; /* of codes, or NULL: of dtype, */
   moe_dtype dtype;
   moe_load_rows_fn_ load; /*   and what loads those */
+  moe_product_ product;   /* of codes: as what sums round */
   int64_t size;           /* bytes of an element */
   const float *x;         /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
@@ -21,7 +22,8 @@ typedef struct moe_small_m_ {
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
-  float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */
+  float *panel;   /* of codes: room for MOE_DECODE_K_ rows of a panel, */
+  int plain_rows; /*   whether small_m_e2m1 takes x: 1, -1: not, 0: not looked yet */
 } moe_small_m_;
 
 /* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's

@@ -65,6 +65,18 @@ typedef struct moe_binade_ {
 /* Whether under this scale byte no normal element overflows or becomes subnormal. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
+/* E2m1 codes are multiplied unscaled (small_m_e2m1.inl) under these scale bytes, where the exponents of A's rows are in
+   [X_LEAST, X_MOST), biased. In units of one of these scales, the product of an x of 24 bits and a code under another
+   is a multiple of 2^(-60-23-1-40), and the sum of 2^20 of them is below 2^(40+3+40+20). */
+enum {
+  MOE_UNIT_LEAST_ = 127 - 32,
+  MOE_UNIT_MOST_ = 127 + 8,
+  MOE_UNIT_X_LEAST_ = 127 - 60,
+  MOE_UNIT_X_MOST_ = 127 + 40,
+  MOE_E2M1_GROUPS_ = 16, /* at a time */
+  MOE_E2M1_ROWS_ = 4     /* of A at a time */
+};
+
 /* Codes to decode to columns [col, col+width) of k rows of a panel: n columns of them exist, the others become zero.
    pack_codes_rows: a row's codes are contiguous and rows `stride` bytes apart; 32 columns share a scale byte, rows of
    scales are scale_stride apart. pack_codes_columns: a column's codes are contiguous, but `group` bytes from 32 codes
@@ -77,7 +89,6 @@ typedef struct moe_codes_ {
   int64_t stride, group, scale_stride, scale_group;
   int split;
   int64_t col, width, n, k;
-  int64_t prefetch; /* for small_m_codes: bytes from a code to one that is prefetched */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 
@@ -108,7 +119,9 @@ typedef struct moe_quant_table_ {
   int (*round_panel)(float *panel, int64_t k, const moe_numbers_ *numbers);
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
-  void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);
+  void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts, int64_t from); /* codes `from` on */
+  /* The same of e2m1, from the first code on, as far as it can: returns how many codes of each column. Or NULL. */
+  int64_t (*small_m_e2m1[MOE_PRODUCTS_])(moe_small_m_ *small_m, const moe_codes_ *parts);
 } moe_quant_table_;
 
 #endif

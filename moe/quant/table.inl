@@ -23,6 +23,9 @@ static const moe_quant_table_ MOE_K(quant_table) = {
     .small_m_fp8 = MOE_V(small_m_fp8),
     .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
 #endif
+#if MOE_VN(E2M1)
+    .small_m_e2m1 = {[MOE_PRODUCT_F32] = MOE_V(small_m_e2m1), [MOE_PRODUCT_BF16] = MOE_K(small_m_e2m1)},
+#endif
 };
 
 #undef MOE_MAGNITUDE_

@@ -58,10 +58,13 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
   for (int64_t part = 0; part < b->parts; part++) {
     const moe_weight_tile_ tile = moe_b_tile_(b, kernels, p, part, 0, b->k);
     codes[part] = q->words ? moe_tile_columns_(&tile, NULL) : moe_tile_scaled_codes_(&tile);
-    codes[part].prefetch = tile.width * codes[part].stride;
   }
   small_m->parts = b->parts;
-  kernels->quant->small_m_codes[moe_wide_(&q->format)](small_m, codes);
+  const int wide = moe_wide_(&q->format), e2m1 = moe_is_mx_(q->weight) && q->weight->element == MOE_ELEMENT_E2M1;
+  int64_t done = 0;
+  if (e2m1 && kernels->quant->small_m_e2m1[small_m->product])
+    done = kernels->quant->small_m_e2m1[small_m->product](small_m, codes);
+  if (done < b->k) kernels->quant->small_m_codes[wide](small_m, codes, done);
 }
 
 /* Where it is in memory, unless its columns are not contiguous. */

@@ -76,6 +76,34 @@ MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
   for (int i = 0; i < 16; i++) x[i] = moe_e2m1_avx512(_mm512_srli_epi32(words[i % 4], (unsigned)(at + i / 4 * 4)));
 }
 
+/* Bytes of half elements j and j+16 of a group, four groups, in order. */
+MOE_INLINE __m512i moe_unsplit_avx512(__m512i x) {
+  const __m512i nibble = _mm512_set1_epi8(15), both = _mm512_set1_epi16(0x1001);
+  const __m512i low = _mm512_maddubs_epi16(_mm512_and_si512(x, nibble), both);
+  const __m512i high = _mm512_maddubs_epi16(_mm512_and_si512(_mm512_srli_epi16(x, 4), nibble), both);
+  return _mm512_packus_epi16(low, high);
+}
+MOE_INLINE void moe_load_groups_avx512(const uint8_t *p, int64_t stride, int split, __m512i *words) {
+  __m512i x[4];
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, p += stride) {
+    x[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+    x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const __m128i *)(p + 4 * stride)), 1);
+    x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const __m128i *)(p + 8 * stride)), 2);
+    x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const __m128i *)(p + 12 * stride)), 3);
+  }
+  if (split) {
+    MOE_UNROLL
+    for (int i = 0; i < 4; i++) x[i] = moe_unsplit_avx512(x[i]);
+  }
+  const __m512i low = _mm512_unpacklo_epi32(x[0], x[1]), high = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(x[2], x[3]), high2 = _mm512_unpackhi_epi32(x[2], x[3]);
+  words[0] = _mm512_unpacklo_epi64(low, low2);
+  words[1] = _mm512_unpackhi_epi64(low, low2);
+  words[2] = _mm512_unpacklo_epi64(high, high2);
+  words[3] = _mm512_unpackhi_epi64(high, high2);
+}
+
 MOE_INLINE __m512i moe_split_avx512(__m512 a, __m512 b, __m512 *even, __m512 *odd) {
   const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   *even = _mm512_permutex2var_ps(a, first, b);
