@@ -85,11 +85,26 @@ MOE_QUICK_END
 #include "kernels_end.inl"
 MOE_TARGET_END
 
-MOE_TARGET_BEGIN("avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+MOE_TARGET_BEGIN("avx512vbmi,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+#include "simd/quant_avx512vbmi.h"
+#define MOE_ISA avx512vbmi
+#define MOE_VOCABULARY avx512
+#define MOE_VECTORS 1
+#define MOE_GEMM_DOT 0
+#include "kernels_vbmi.inl"
+#undef MOE_GEMM_DOT
+#include "kernels_end.inl"
+MOE_TARGET_END
+
+MOE_TARGET_BEGIN("avx512bf16,avx512vbmi,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 #include "simd/core_avx512bf16.h"
 #define MOE_ISA avx512bf16
 #define MOE_VOCABULARY avx512
+#define MOE_VECTORS 1
 #include "gemm/ukernel_bf16.inl"
+#define MOE_GEMM_DOT 1
+#include "kernels_vbmi.inl"
+#undef MOE_GEMM_DOT
 #include "kernels_end.inl"
 MOE_TARGET_END
 

@@ -57,5 +57,7 @@
 #define MOE_GEMM_TABLE moe_gemm_table
 #include "gemm/table.inl"
 #undef MOE_GEMM_TABLE
+#define MOE_BYTE_TABLES 0
 #include "quant/table.inl"
+#undef MOE_BYTE_TABLES
 #undef MOE_GEMM_DOT

@@ -132,6 +132,13 @@ for flags in "-O2" "-Ofast"; do
     check "gcc $flags, fmaf in double, scalar" all_same "$first" "$work/double" --isa scalar
 done
 
+# A CPU with AVX-512 that has no VBMI.
+if build "$work/no_vbmi" gcc -O2 -DMOE_CPU_VBMI=0 && "$work/no_vbmi" --isa avx512 --probe; then
+  check "AVX-512 without VBMI" all_same "$first" "$work/no_vbmi" --isa avx512
+else
+  skip "AVX-512 without VBMI (not on this CPU)"
+fi
+
 # A plain x86-64 CPU without AVX, and one with AVX2 only. (qemu 7.2 reads all of a vector where a masked load takes some
 # of it, and faults at the guard pages of --more.)
 if have qemu-x86_64 && build "$work/static" gcc -O2 -static >/dev/null 2>&1; then

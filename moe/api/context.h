@@ -8,7 +8,8 @@
 
 /* ---------------------------------------------------------------------------------------------- instruction sets */
 
-/* X(suffix, ENUMERATOR), in ascending order: each one includes those before it. */
+/* X(suffix, ENUMERATOR), in ascending order: each one includes those before it. AVX512 is F, BW, VL and DQ, and uses
+   VBMI where the CPU has it. AVX512BF16 is these, VBMI and BF16: all CPUs with BF16 but Cooper Lake. */
 #define MOE_ISA_LIST(X)      \
   X(scalar, SCALAR)          \
   X(avx2, AVX2)              \

@@ -12,6 +12,16 @@ MOE_FN int moe_cpu_has_f16c_(void) {
 }
 #endif
 
+/* Of AVX-512, VBMI. MOE_CPU_VBMI, if it is 0, takes it away from a CPU, so that tests see both on one machine. */
+MOE_FN int moe_cpu_has_vbmi_(void) {
+#if MOE_X86 && (!defined MOE_CPU_VBMI || MOE_CPU_VBMI)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512vbmi") != 0;
+#else
+  return 0;
+#endif
+}
+
 MOE_FN int moe_cpu_has_(moe_isa isa) {
 #if MOE_X86
   __builtin_cpu_init();
@@ -21,7 +31,8 @@ MOE_FN int moe_cpu_has_(moe_isa isa) {
     case MOE_ISA_AVX512:
       return moe_cpu_has_(MOE_ISA_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    case MOE_ISA_AVX512BF16: return moe_cpu_has_(MOE_ISA_AVX512) && __builtin_cpu_supports("avx512bf16");
+    case MOE_ISA_AVX512BF16:
+      return moe_cpu_has_(MOE_ISA_AVX512) && moe_cpu_has_vbmi_() && __builtin_cpu_supports("avx512bf16");
   }
   return 0;
 #else

@@ -176,11 +176,6 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
 #undef MOE_CODES_BITS
 #undef MOE_PLAIN
 
-#define MOE_DOT 1
-#include "../quant/small_m_e2m1.inl"
-#undef MOE_DOT
-
-#define MOE_VECTORS    1
 #define MOE_GEMM_DOT   0
 #define MOE_GEMM_TABLE moe_gemm_table_fma
 #include "table.inl"
@@ -190,6 +185,4 @@ MOE_FN void MOE_K(ukernel_pack_b_bf16)(const moe_ukernel_ *t) {
 #define MOE_GEMM_TABLE moe_gemm_table
 #include "table.inl"
 #undef MOE_GEMM_TABLE
-#include "../quant/table.inl"
 #undef MOE_GEMM_DOT
-#undef MOE_VECTORS

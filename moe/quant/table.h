@@ -92,6 +92,12 @@ typedef struct moe_codes_ {
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 
+/* The bf16 values of the magnitudes of a format of 8 bits, byte by byte. A code's sign flips the value's. */
+enum { MOE_BYTE_VALUES_ = 128 };
+typedef struct moe_byte_table_ {
+  uint8_t low[MOE_BYTE_VALUES_], high[MOE_BYTE_VALUES_];
+} moe_byte_table_;
+
 /* Entries in pairs are for codes of 4 bits (e2m1) and of 8 (fp8). */
 typedef struct moe_quant_table_ {
   void (*load_codes[2])(float *dst, const uint8_t *src, int64_t n, const moe_element_format_ *format);
@@ -122,6 +128,8 @@ typedef struct moe_quant_table_ {
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts, int64_t from); /* codes `from` on */
   /* The same of e2m1, from the first code on, as far as it can: returns how many codes of each column. Or NULL. */
   int64_t (*small_m_e2m1[MOE_PRODUCTS_])(moe_small_m_ *small_m, const moe_codes_ *parts);
+  /* Tables of bytes: 128 values times a scale, rounded to bf16. Or NULL: the CPU cannot look them up. */
+  void (*byte_table)(moe_byte_table_ *table, const moe_bf16 *value, float scale);
 } moe_quant_table_;
 
 #endif

@@ -24,7 +24,14 @@ static const moe_quant_table_ MOE_K(quant_table) = {
     .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
 #endif
 #if MOE_VN(E2M1)
+#if MOE_GEMM_DOT
     .small_m_e2m1 = {[MOE_PRODUCT_F32] = MOE_V(small_m_e2m1), [MOE_PRODUCT_BF16] = MOE_K(small_m_e2m1)},
+#else
+    .small_m_e2m1 = {[MOE_PRODUCT_F32] = MOE_V(small_m_e2m1), [MOE_PRODUCT_BF16] = MOE_V(small_m_e2m1)},
+#endif
+#endif
+#if MOE_BYTE_TABLES
+    .byte_table = MOE_B(byte_table),
 #endif
 };
 

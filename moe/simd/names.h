@@ -5,6 +5,7 @@
 #define MOE_SIMD_NAMES_H
 
 #define MOE_V(op)        MOE_CAT(moe_##op##_, MOE_VOCABULARY)
+#define MOE_B(op)        MOE_CAT(moe_##op##_, avx512vbmi) /* an operation or kernel with tables of bytes */
 #define MOE_W            MOE_CAT(MOE_W_, MOE_VOCABULARY) /* elements in a vector */
 #define MOE_K(name)      MOE_CAT(moe_##name##_, MOE_ISA)
 #define MOE_KF(name)     MOE_CAT(MOE_CAT(moe_##name##_, MOE_FORMAT), MOE_CAT(_, MOE_ISA))
