@@ -38,9 +38,4 @@
 #include "gemm/small_m_two.inl"
 #endif
 #include "gemm/small_m_rows.inl"
-#if MOE_VN(E2M1)
-#define MOE_DOT 0
-#include "quant/small_m_e2m1.inl"
-#undef MOE_DOT
-#endif
 #endif

@@ -22,8 +22,11 @@ typedef struct moe_small_m_ {
   int64_t two_rows;                   /* up to so many rows are multiplied with two rows of columns at a time */
   float *c;
   int64_t c_stride;
-  float *panel;   /* of codes: room for MOE_DECODE_K_ rows of a panel, */
-  int plain_rows; /*   whether small_m_e2m1 takes x: 1, -1: not, 0: not looked yet */
+  float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */
+  /* What small_m_mx has found out of x, and of codes of 8 bits the bf16 values of magnitudes, lower and upper bytes. */
+  int looked;
+  int64_t unit_range;
+  uint8_t values[2][128];
 } moe_small_m_;
 
 /* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's

@@ -65,16 +65,11 @@ typedef struct moe_binade_ {
 /* Whether under this scale byte no normal element overflows or becomes subnormal. */
 #define MOE_PLAIN_SCALE_(byte) ((byte) >= 16 && (byte) < 240)
 
-/* E2m1 codes are multiplied unscaled (small_m_e2m1.inl) under these scale bytes, where the exponents of A's rows are in
-   [X_LEAST, X_MOST), biased. In units of one of these scales, the product of an x of 24 bits and a code under another
-   is a multiple of 2^(-60-23-1-40), and the sum of 2^20 of them is below 2^(40+3+40+20). */
+/* Of MX codes that are multiplied unscaled (small_m_mx.inl). */
 enum {
-  MOE_UNIT_LEAST_ = 127 - 32,
-  MOE_UNIT_MOST_ = 127 + 8,
-  MOE_UNIT_X_LEAST_ = 127 - 60,
-  MOE_UNIT_X_MOST_ = 127 + 40,
-  MOE_E2M1_GROUPS_ = 16, /* at a time */
-  MOE_E2M1_ROWS_ = 4     /* of A at a time */
+  MOE_MX_PAIRS_ = 16,    /* pairs of elements in a group */
+  MOE_MX_SOME_ = 16,     /* groups whose scales are read at a time */
+  MOE_MX_PREFETCH_ = 256 /* bytes from a code to one of its column that is prefetched */
 };
 
 /* Codes to decode to columns [col, col+width) of k rows of a panel: n columns of them exist, the others become zero.
@@ -126,8 +121,8 @@ typedef struct moe_quant_table_ {
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
   void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts, int64_t from); /* codes `from` on */
-  /* The same of e2m1, from the first code on, as far as it can: returns how many codes of each column. Or NULL. */
-  int64_t (*small_m_e2m1[MOE_PRODUCTS_])(moe_small_m_ *small_m, const moe_codes_ *parts);
+  /* The same of MX, from the first code on, as far as it can: returns how many codes of each column. Or NULL. */
+  int64_t (*small_m_mx[2][MOE_PRODUCTS_])(moe_small_m_ *small_m, const moe_codes_ *parts);
   /* Tables of bytes: 128 values times a scale, rounded to bf16. Or NULL: the CPU cannot look them up. */
   void (*byte_table)(moe_byte_table_ *table, const moe_bf16 *value, float scale);
 } moe_quant_table_;

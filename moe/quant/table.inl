@@ -23,12 +23,13 @@ static const moe_quant_table_ MOE_K(quant_table) = {
     .small_m_fp8 = MOE_V(small_m_fp8),
     .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
 #endif
-#if MOE_VN(E2M1)
-#if MOE_GEMM_DOT
-    .small_m_e2m1 = {[MOE_PRODUCT_F32] = MOE_V(small_m_e2m1), [MOE_PRODUCT_BF16] = MOE_K(small_m_e2m1)},
-#else
-    .small_m_e2m1 = {[MOE_PRODUCT_F32] = MOE_V(small_m_e2m1), [MOE_PRODUCT_BF16] = MOE_V(small_m_e2m1)},
+#if MOE_VECTORS
+    .small_m_mx = {{[MOE_PRODUCT_F32] = MOE_V(small_m_mx),
+                    [MOE_PRODUCT_BF16] = MOE_GEMM_DOT ? MOE_K(small_m_mx) : MOE_V(small_m_mx)},
+#if MOE_BYTE_TABLES
+                   {[MOE_PRODUCT_F32] = MOE_B(small_m_mx), [MOE_PRODUCT_BF16] = MOE_K(small_m_mx)},
 #endif
+    },
 #endif
 #if MOE_BYTE_TABLES
     .byte_table = MOE_B(byte_table),

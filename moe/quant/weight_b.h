@@ -60,10 +60,10 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
     codes[part] = q->words ? moe_tile_columns_(&tile, NULL) : moe_tile_scaled_codes_(&tile);
   }
   small_m->parts = b->parts;
-  const int wide = moe_wide_(&q->format), e2m1 = moe_is_mx_(q->weight) && q->weight->element == MOE_ELEMENT_E2M1;
+  const int wide = moe_wide_(&q->format);
   int64_t done = 0;
-  if (e2m1 && kernels->quant->small_m_e2m1[small_m->product])
-    done = kernels->quant->small_m_e2m1[small_m->product](small_m, codes);
+  if (q->words && kernels->quant->small_m_mx[wide][small_m->product])
+    done = kernels->quant->small_m_mx[wide][small_m->product](small_m, codes);
   if (done < b->k) kernels->quant->small_m_codes[wide](small_m, codes, done);
 }
 

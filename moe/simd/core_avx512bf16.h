@@ -20,17 +20,12 @@ MOE_INLINE void moe_pair_rows_avx512bf16(__m512i even, __m512i odd, __m512i *pai
   pairs[1] = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
 }
 
-/* The values of e2m1 codes 2q and 2q+1 of eight in each element. A word's lower five bits look them up. */
-MOE_INLINE __m512i moe_e2m1_pair_of_avx512bf16(__m512i codes, int q) {
-  const __m512i value =
-      _mm512_set_epi32((int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000, 0x40c04080, 0x40404000,
-                       0x3fc03f80, 0x3f000000, (int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000,
-                       0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000);
-  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
-  const __m512i upper = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15));
-  const __m512i both = _mm512_shuffle_epi8(codes, q / 2 ? upper : order);
-  const __m512i shift = _mm512_set1_epi32(q % 2 ? 0x000c0008 : 0x00040000);
-  return _mm512_permutexvar_epi16(_mm512_srlv_epi16(both, shift), value);
+/* The upper words of 32 floats, which are bf16. */
+MOE_INLINE __m512i moe_uppers2_avx512bf16(__m512 a, __m512 b) {
+  const __m512i order =
+      _mm512_setr_epi32(0x00030001, 0x00070005, 0x000b0009, 0x000f000d, 0x00130011, 0x00170015, 0x001b0019, 0x001f001d,
+                        0x00230021, 0x00270025, 0x002b0029, 0x002f002d, 0x00330031, 0x00370035, 0x003b0039, 0x003f003d);
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), order, _mm512_castps_si512(b));
 }
 
 #endif
