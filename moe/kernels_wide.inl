@@ -60,12 +60,15 @@
 #undef MOE_DOT
 #endif
 
+#define MOE_GEMM_DOT    0
+#define MOE_BYTE_TABLES 0
+#if MOE_VECTORS
+#include "quant/small_m_mx.inl"
+#endif
 #include "vec/table.inl"
-#define MOE_GEMM_DOT   0
 #define MOE_GEMM_TABLE moe_gemm_table
 #include "gemm/table.inl"
 #undef MOE_GEMM_TABLE
-#define MOE_BYTE_TABLES 0
 #include "quant/table.inl"
 #undef MOE_BYTE_TABLES
 #undef MOE_GEMM_DOT

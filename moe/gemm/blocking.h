@@ -38,6 +38,11 @@ enum {
 /* Vectors of a micro-kernel's accumulators side by side: the panel's 64 columns are walked in parts of that width. */
 #define MOE_NR_VECTORS_avx2          2
 #define MOE_NR_VECTORS_avx512        4
+/* Of few rows times MX codes: rows whose sums are in registers, and whether e2m1 is looked up as it is multiplied. */
+#define MOE_MX_ROWS_avx2             2
+#define MOE_MX_ROWS_avx512           4
+#define MOE_MX_LOOKUP_avx2           0
+#define MOE_MX_LOOKUP_avx512         1
 /* Whether packed A times packed B has a micro-kernel: that wants one as wide as a panel. */
 #define MOE_PACKED_A_scalar          0
 #define MOE_PACKED_A_avx2            0

@@ -206,8 +206,9 @@ MOE_FN void moe_small_m_all_codes_(const moe_gemm_ *g) {
   const int64_t kc = moe_gemm_kc_(g, MOE_PANEL_F32), row = moe_ceil_div_(g->b->k, kc) * kc;
   float *x = (float *)(void *)a->buffer;
   if (!a->cached) g->kernels->vec->load_rows[a->dtype](x, row, &a->place, a->rows, g->b->k);
+  moe_small_m_ s = {0};
   for (int64_t p = 0; p < g->panels; p++) {
-    moe_small_m_ s = {0};
+    s.product = g->product;
     s.x = x;
     s.x_stride = row;
     s.rows = a->rows;

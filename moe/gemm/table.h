@@ -11,6 +11,7 @@ typedef struct moe_small_m_ {
   const moe_element_format_ *format; /* of codes, or NULL: of dtype, */
   moe_dtype dtype;
   moe_load_rows_fn_ load; /*   and what loads those */
+  moe_product_ product;   /* of codes: as what sums round */
   int64_t size;           /* bytes of an element */
   const float *x;         /* element q of row i at x[i * x_stride + q] */
   int64_t rows, x_stride, k;
@@ -26,11 +27,11 @@ typedef struct moe_small_m_ {
   int64_t c_stride;
   float *panel; /* of codes: room for MOE_DECODE_K_ rows of a panel */
   /* Of codes that are looked up: tables of the first columns of each part, part_tables apart. One is for table_columns
-     columns, of which the first one is number table_first: multiples of 32, or all. Products decide how they are
-     multiplied. */
+     columns, of which the first one is number table_first: multiples of 32, or all. */
   moe_byte_table_ *tables;
   int64_t part_tables, table_columns, table_first;
-  moe_product_ product;
+  int looked; /* small_m_mx has found out of x: */
+  int64_t unit_range;
 } moe_small_m_;
 
 /* A few rows of A times n columns of k elements each that are read once: a column's lie side by side, the next one's

@@ -86,11 +86,10 @@ MOE_FN int MOE_KC(small_m_plain)(const moe_small_m_ *s, const moe_codes_ *codes,
   return 1;
 }
 
-MOE_FN void MOE_KC(small_m_codes)(const moe_small_m_ *s, const moe_codes_ *codes) {
+MOE_FN void MOE_KC(small_m_codes)(const moe_small_m_ *s, const moe_codes_ *codes, int64_t from) {
   const moe_element_format_ format = *codes->format; /* a copy, which no store can change */
-  moe_codes_prefetch_ walk =
-      moe_codes_prefetch_of_(s, codes, MOE_CODES_BITS, moe_ceil_div_(s->k, MOE_KC(codes)) * MOE_W);
-  for (int64_t at = 0; at < s->k; at += MOE_KC(codes))
+  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(s, codes, moe_ceil_div_(s->k, MOE_KC(codes)) * MOE_W);
+  for (int64_t at = from; at < s->k; at += MOE_KC(codes))
     if (!MOE_KC(small_m_plain)(s, codes, at, &format, &walk))
       MOE_KC(small_m_panel)(s, codes, at, moe_min_(MOE_KC(codes), s->k - at));
 }

@@ -66,6 +66,13 @@ typedef struct moe_binade_ {
 /* Under this plain scale byte and larger ones no subnormal element becomes subnormal either. */
 enum { MOE_MARK_SCALE_ = 32 };
 
+/* Of MX codes that are multiplied unscaled (small_m_mx.inl). */
+enum {
+  MOE_MX_PAIRS_ = 16,    /* pairs of elements in a group */
+  MOE_MX_SOME_ = 16,     /* groups whose scales are read at a time */
+  MOE_MX_PREFETCH_ = 256 /* bytes from a code to one of its column that is prefetched */
+};
+
 /* Codes to decode to columns [col, col+width) of k rows of a panel: n columns of them exist, the others become zero.
    pack_codes_rows: a row's codes are contiguous and rows `stride` bytes apart; 32 columns share a scale byte, rows of
    scales are scale_stride apart. pack_codes_columns: a column's codes are contiguous, but `group` bytes from 32 codes
@@ -79,7 +86,7 @@ typedef struct moe_codes_ {
   int split;
   int64_t col, width, n, k;
   int64_t prefetch;             /* for small_m_codes: bytes from a code to one that is prefetched */
-  const moe_byte_table_ *table; /* for pack_bytes_*: with scales, marked */
+  const moe_byte_table_ *table; /* for pack_bytes_*: with scales, marked; for small_m_mx */
 } moe_codes_;
 typedef void (*moe_pack_codes_fn_)(float *panel, const moe_codes_ *codes);
 struct moe_codes_prefetch_;
@@ -143,7 +150,9 @@ typedef struct moe_quant_table_ {
   int (*round_panel)(float *panel, int64_t k, const moe_numbers_ *numbers);
   /* A few rows of A times codes that are not packed: rows of fp8; the columns of pack_codes_columns. Or NULL. */
   void (*small_m_fp8)(const moe_small_m_ *small_m);
-  void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts);
+  void (*small_m_codes[2])(const moe_small_m_ *small_m, const moe_codes_ *parts, int64_t from); /* codes `from` on */
+  /* The same of MX, from the first code on, as far as it can: returns how many codes of each column. Or NULL. */
+  int64_t (*small_m_mx[2][MOE_PRODUCTS_])(moe_small_m_ *small_m, const moe_codes_ *parts);
   /* The same of rows of codes under scale bytes; by dot products, where there are such. */
   void (*small_m_code_rows[2])(const moe_small_m_ *small_m), (*small_m_code_rows_bf16[2])(const moe_small_m_ *small_m);
   /* Tables of bytes: 128 values times a scale, rounded to bf16. `mark` sets the last bit, which is 0, of numbers that

@@ -28,6 +28,14 @@ static const moe_quant_table_ MOE_K(quant_table) = {
     .small_m_fp8 = MOE_V(small_m_fp8),
     .small_m_codes = {MOE_V(small_m_codes_4), MOE_V(small_m_codes_8)},
 #endif
+#if MOE_VECTORS
+    .small_m_mx = {{[MOE_PRODUCT_F32] = MOE_V(small_m_mx),
+                    [MOE_PRODUCT_BF16] = MOE_GEMM_DOT ? MOE_K(small_m_mx) : MOE_V(small_m_mx)},
+#if MOE_BYTE_TABLES
+                   {[MOE_PRODUCT_F32] = MOE_B(small_m_mx), [MOE_PRODUCT_BF16] = MOE_K(small_m_mx)},
+#endif
+    },
+#endif
 #if MOE_BYTE_TABLES
     .byte_table = MOE_B(byte_table),
     .pack_bytes_rows = {[MOE_PANEL_F32] = MOE_B(pack_rows_f32), [MOE_PANEL_PAIRS] = MOE_B(pack_rows_pairs)},

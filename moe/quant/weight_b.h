@@ -94,7 +94,7 @@ MOE_FN void moe_quantized_small_m_bytes_(const moe_b_ *b, const moe_kernels *ker
   for (int64_t h = 0; h < 2; h++)
     tile[h] = moe_quantized_half_(b, kernels, p, h, codes + h), codes[h].table = table + h;
   s->parts = 2;
-  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(s, codes, 8, moe_ceil_div_(b->k, 64) * 2);
+  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(s, codes, moe_ceil_div_(b->k, 64) * 2);
   for (int64_t from = 0; from < b->k; from += s->k) {
     s->k = b->in_tables ? moe_tile_left_k_(tile, from) : b->k;
     const moe_fpenv_ saved = moe_fpenv_enter_();
@@ -113,6 +113,7 @@ MOE_FN void moe_quantized_small_m_bytes_(const moe_b_ *b, const moe_kernels *ker
 /* Layouts of contiguous columns, over all of K. */
 MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *small_m) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
+  moe_byte_table_ table;
   moe_codes_ codes[2];
   if (!q->words && kernels->quant->byte_table) {
     moe_quantized_small_m_bytes_(b, kernels, p, small_m);
@@ -122,15 +123,20 @@ MOE_FN void moe_quantized_small_m_(const moe_b_ *b, const moe_kernels *kernels, 
     const moe_weight_tile_ tile = moe_b_tile_(b, kernels, p, part, 0, b->k);
     codes[part] = q->words ? moe_tile_columns_(&tile, NULL) : moe_tile_scaled_codes_(&tile);
     codes[part].prefetch = tile.width * codes[part].stride;
+    codes[part].table = &table;
   }
   small_m->parts = b->parts;
-  kernels->quant->small_m_codes[moe_wide_(&q->format)](small_m, codes);
+  const int wide = moe_wide_(&q->format);
+  int64_t done = 0;
+  if (wide && kernels->quant->byte_table) kernels->quant->byte_table(&table, q->value, 1.0f, 0);
+  if (q->words && kernels->quant->small_m_mx[wide][small_m->product])
+    done = kernels->quant->small_m_mx[wide][small_m->product](small_m, codes);
+  if (done < b->k) kernels->quant->small_m_codes[wide](small_m, codes, done);
 }
 
 /* Columns whose panels are decoded, some of K at a time. */
 MOE_FN void moe_quantized_small_m_panels_(const moe_b_ *b, const moe_kernels *kernels, int64_t p,
                                           moe_small_m_ *small_m) {
-  const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   moe_codes_ codes[2];
   moe_small_m_ s = *small_m;
   for (int64_t part = 0; part < b->parts; part++) {
@@ -139,7 +145,7 @@ MOE_FN void moe_quantized_small_m_panels_(const moe_b_ *b, const moe_kernels *ke
     codes[part].prefetch = tile.width * codes[part].stride;
   }
   s.parts = b->parts;
-  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(&s, codes, q->format.bits, moe_ceil_div_(b->k, MOE_DECODE_K_));
+  moe_codes_prefetch_ walk = moe_codes_prefetch_of_(&s, codes, moe_ceil_div_(b->k, MOE_DECODE_K_));
   s.parts = 1, s.n = MOE_NR, s.stride = MOE_NR_BYTES_, s.base[0] = (const char *)s.panel;
   s.dtype = MOE_DTYPE_F32, s.size = 4, s.load = kernels->vec->load_rows[MOE_DTYPE_F32];
   for (int64_t at = 0; at < b->k; at += s.k, s.x += s.k) {

@@ -20,16 +20,9 @@ MOE_INLINE void moe_pair_rows_avx512bf16(__m512i even, __m512i odd, __m512i *pai
   pairs[1] = _mm512_permutex2var_epi16(even, _mm512_add_epi16(low, _mm512_set1_epi16(16)), odd);
 }
 
-/* Two of each value of e2m1. Five bits of a word look one up, the fifth of which does not matter. */
-MOE_INLINE __m512i moe_e2m1_values_avx512bf16(void) {
-  return _mm512_set_epi32((int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000, 0x40c04080, 0x40404000,
-                          0x3fc03f80, 0x3f000000, (int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000,
-                          0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000);
-}
-
 /* The values of the e2m1 codes that words begin with, times powers of two: `by` is added to exponents, not to zeros. */
 MOE_INLINE __m512i moe_e2m1_scaled_avx512bf16(__m512i codes, __m512i by) {
-  const __m512i bare = _mm512_permutexvar_epi16(codes, moe_e2m1_values_avx512bf16());
+  const __m512i bare = _mm512_permutexvar_epi16(codes, moe_e2m1_words_avx512());
   return _mm512_mask_add_epi16(bare, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(7)), bare, by);
 }
 
@@ -80,6 +73,14 @@ MOE_INLINE void moe_row_pairs_8_avx512bf16(const void *even, const void *odd, ui
   moe_pair_rows_avx512bf16(low, high, x);
   MOE_UNROLL
   for (int i = 0; i < 2; i++) x[i] = _mm512_add_epi16(x[i], _mm512_add_epi16(bias, by));
+}
+
+/* The upper words of 32 floats, which are bf16. */
+MOE_INLINE __m512i moe_uppers2_avx512bf16(__m512 a, __m512 b) {
+  const __m512i order =
+      _mm512_setr_epi32(0x00030001, 0x00070005, 0x000b0009, 0x000f000d, 0x00130011, 0x00170015, 0x001b0019, 0x001f001d,
+                        0x00230021, 0x00270025, 0x002b0029, 0x002f002d, 0x00330031, 0x00370035, 0x003b0039, 0x003f003d);
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(a), order, _mm512_castps_si512(b));
 }
 
 #endif

@@ -153,6 +153,66 @@ MOE_INLINE void moe_e2m1x4_avx2(const __m256i *words, int at, __m256 *x) {
   moe_e2m1_pair_avx2(words[2], words[3], at, x + 2);
 }
 
+/* 16 bytes of each of eight columns, a column's next to that of the fourth column on. */
+MOE_INLINE void moe_load_halves_avx2(const uint8_t *p, int64_t stride, __m256i *x) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, p += stride) {
+    __m256i row =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(moe_load16_avx2(p)), moe_load16_avx2(p + 4 * stride), 1);
+    MOE_IN_REGISTER(row); /* see load_quarters_avx512 */
+    x[i] = row;
+  }
+}
+MOE_INLINE void moe_load_groups_avx2(const uint8_t *p, int64_t stride, __m256i *words) {
+  __m256i x[4];
+  moe_load_halves_avx2(p, stride, x);
+  const __m256i low = _mm256_unpacklo_epi32(x[0], x[1]), high = _mm256_unpackhi_epi32(x[0], x[1]);
+  const __m256i low2 = _mm256_unpacklo_epi32(x[2], x[3]), high2 = _mm256_unpackhi_epi32(x[2], x[3]);
+  words[0] = _mm256_unpacklo_epi64(low, low2);
+  words[1] = _mm256_unpackhi_epi64(low, low2);
+  words[2] = _mm256_unpacklo_epi64(high, high2);
+  words[3] = _mm256_unpackhi_epi64(high, high2);
+}
+
+/* Elements q and q+2, then q+1 and q+3 of four: values are looked up as bf16, lower and upper bytes apart. */
+MOE_INLINE void moe_e2m1_bytes_avx2(uint32_t *to, int64_t pitch, __m256i even, __m256i odd) {
+  const __m256i upper = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  const __m256i lower =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+  MOE_UNROLL
+  for (int q = 0; q < 2; q++, to += pitch) {
+    const __m256i codes = _mm256_and_si256(q ? odd : even, _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(lower, codes), high = _mm256_shuffle_epi8(upper, codes);
+    moe_storei_avx2(to, _mm256_unpacklo_epi8(low, high));
+    moe_storei_avx2(to + 2 * pitch, _mm256_unpackhi_epi8(low, high));
+  }
+}
+/* Bytes of half elements j and j+16: even ones, then odd ones. */
+MOE_INLINE void moe_load_e2m1_avx2(const uint8_t *p, int64_t stride, int split, __m256i *words) {
+  const __m256i apart =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+  __m256i x[4];
+  moe_load_halves_avx2(p, stride, x);
+  if (split) {
+    MOE_UNROLL
+    for (int i = 0; i < 4; i++) x[i] = _mm256_shuffle_epi8(x[i], apart);
+  }
+  const __m256i low = _mm256_unpacklo_epi16(x[0], x[1]), high = _mm256_unpackhi_epi16(x[0], x[1]);
+  const __m256i low2 = _mm256_unpacklo_epi16(x[2], x[3]), high2 = _mm256_unpackhi_epi16(x[2], x[3]);
+  words[0] = _mm256_unpacklo_epi32(low, low2), words[1] = _mm256_unpackhi_epi32(low, low2);
+  words[2] = _mm256_unpacklo_epi32(high, high2), words[3] = _mm256_unpackhi_epi32(high, high2);
+}
+MOE_INLINE void moe_store_e2m1_avx2(uint32_t *to, int64_t pitch, const __m256i *words, int split) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, to += 4 * pitch) {
+    const __m256i high = _mm256_srli_epi32(words[i], 4);
+    if (!split) moe_e2m1_bytes_avx2(to, pitch, words[i], high);
+    else if (i < 2) moe_e2m1_bytes_avx2(to, pitch, words[i], words[i + 2]);
+    else moe_e2m1_bytes_avx2(to, pitch, _mm256_srli_epi32(words[i - 2], 4), high);
+  }
+}
+
 MOE_INLINE __m256i moe_split_avx2(__m256 a, __m256 b, __m256 *even, __m256 *odd) {
   const __m256i e = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
   const __m256i o = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);

@@ -84,29 +84,32 @@ MOE_INLINE void moe_store4n_avx512(void *p, int64_t at, __m512i x, int64_t n) {
 MOE_INLINE __m512i moe_loadu4_avx512(const void *p, int64_t at) { return moe_loadu4n_avx512(p, at, 16); }
 MOE_INLINE void moe_store4_avx512(void *p, int64_t at, __m512i x) { moe_store4n_avx512(p, at, x, 16); }
 
-MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) {
-  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                      -3.0f, -4.0f, -6.0f);
-  return _mm512_permutexvar_ps(codes, value);
+MOE_INLINE __m512 moe_e2m1_values_avx512(void) {
+  return _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f,
+                        -6.0f);
+}
+MOE_INLINE __m512 moe_lookup16_avx512(__m512 values, __m512i codes) { return _mm512_permutexvar_ps(codes, values); }
+MOE_INLINE __m512 moe_e2m1_avx512(__m512i codes) { return moe_lookup16_avx512(moe_e2m1_values_avx512(), codes); }
+
+/* Two of each value as bf16. Five bits of a word look one up, the fifth of which does not matter. */
+MOE_INLINE __m512i moe_e2m1_words_avx512(void) {
+  return _mm512_set_epi32((int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000, 0x40c04080, 0x40404000,
+                          0x3fc03f80, 0x3f000000, (int)0xc0c0c080, (int)0xc040c000, (int)0xbfc0bf80, (int)0xbf008000,
+                          0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000);
 }
 
-MOE_INLINE __m512 moe_e2m1_values_avx512(__m512 scale) {
-  const __m512 value = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                      -3.0f, -4.0f, -6.0f);
-  return moe_mul_avx512(value, scale);
-}
 MOE_INLINE void moe_e2m1_row_avx512(const void *p, __m512 scale, __m512 *x) {
   const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
   const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
   const __m512i codes = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
-  const __m512 scaled = moe_e2m1_values_avx512(scale);
+  const __m512 scaled = moe_mul_avx512(moe_e2m1_values_avx512(), scale);
   const __m512i low = _mm512_permutexvar_epi32(word, codes),
                 high = _mm512_permutexvar_epi32(_mm512_add_epi32(word, _mm512_set1_epi32(2)), codes);
   x[0] = _mm512_permutexvar_ps(_mm512_srlv_epi32(low, shift), scaled);
   x[1] = _mm512_permutexvar_ps(_mm512_srlv_epi32(high, shift), scaled);
 }
 MOE_INLINE void moe_e2m1x32_avx512(const void *p, __m512 scale, __m512 *x) {
-  const __m512 scaled = moe_e2m1_values_avx512(scale);
+  const __m512 scaled = moe_mul_avx512(moe_e2m1_values_avx512(), scale);
   const __m512i bytes = moe_loadu8_avx512(p);
   x[0] = _mm512_permutexvar_ps(bytes, scaled);
   x[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), scaled);
@@ -115,6 +118,54 @@ MOE_INLINE void moe_e2m1x32_avx512(const void *p, __m512 scale, __m512 *x) {
 MOE_INLINE void moe_e2m1x4_avx512(const __m512i *words, int at, __m512 *x) {
   MOE_UNROLL
   for (int i = 0; i < 16; i++) x[i] = moe_e2m1_avx512(_mm512_srli_epi32(words[i % 4], (unsigned)(at + i / 4 * 4)));
+}
+
+/* 16 bytes of each of 16 columns, a column's next to that of the fourth column on, a row. */
+MOE_INLINE void moe_load_quarters_avx512(const uint8_t *p, int64_t stride, __m512i *x) {
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, p += stride) {
+    __m512i row = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+    row = _mm512_inserti32x4(row, _mm_loadu_si128((const __m128i *)(p + 4 * stride)), 1);
+    row = _mm512_inserti32x4(row, _mm_loadu_si128((const __m128i *)(p + 8 * stride)), 2);
+    row = _mm512_inserti32x4(row, _mm_loadu_si128((const __m128i *)(p + 12 * stride)), 3);
+    MOE_IN_REGISTER(row); /* now: gcc would load all quarters first, and run out of registers */
+    x[i] = row;
+  }
+}
+MOE_INLINE void moe_load_groups_avx512(const uint8_t *p, int64_t stride, __m512i *words) {
+  __m512i x[4];
+  moe_load_quarters_avx512(p, stride, x);
+  const __m512i low = _mm512_unpacklo_epi32(x[0], x[1]), high = _mm512_unpackhi_epi32(x[0], x[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(x[2], x[3]), high2 = _mm512_unpackhi_epi32(x[2], x[3]);
+  words[0] = _mm512_unpacklo_epi64(low, low2);
+  words[1] = _mm512_unpackhi_epi64(low, low2);
+  words[2] = _mm512_unpacklo_epi64(high, high2);
+  words[3] = _mm512_unpackhi_epi64(high, high2);
+}
+
+MOE_INLINE void moe_load_twos_avx512(const uint8_t *p, int64_t stride, __m512i *words) {
+  __m512i x[4];
+  moe_load_quarters_avx512(p, stride, x);
+  const __m512i low = _mm512_unpacklo_epi16(x[0], x[1]), high = _mm512_unpackhi_epi16(x[0], x[1]);
+  const __m512i low2 = _mm512_unpacklo_epi16(x[2], x[3]), high2 = _mm512_unpackhi_epi16(x[2], x[3]);
+  words[0] = _mm512_unpacklo_epi32(low, low2);
+  words[1] = _mm512_unpackhi_epi32(low, low2);
+  words[2] = _mm512_unpacklo_epi32(high, high2);
+  words[3] = _mm512_unpackhi_epi32(high, high2);
+}
+
+MOE_INLINE void moe_load_e2m1_avx512(const uint8_t *p, int64_t stride, int split, __m512i *words) {
+  (void)split;
+  moe_load_groups_avx512(p, stride, words);
+}
+MOE_INLINE void moe_store_e2m1_avx512(uint32_t *to, int64_t pitch, const __m512i *words, int split) {
+  const __m128i by = _mm_cvtsi32_si128(split ? 4 : 16);
+  const int64_t word = split ? pitch : 2 * pitch, other = split ? 4 * pitch : pitch;
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, to += word) {
+    moe_storei_avx512(to, words[i]);
+    moe_storei_avx512(to + other, _mm512_srl_epi32(words[i], by));
+  }
 }
 
 MOE_INLINE __m512i moe_split_avx512(__m512 a, __m512 b, __m512 *even, __m512 *odd) {

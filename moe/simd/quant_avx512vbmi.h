@@ -22,8 +22,8 @@ MOE_INLINE void moe_load_table_avx512vbmi(const moe_byte_table_ *bytes, __m512i 
   table[5] = order;
 }
 
-/* The bf16 of 64 codes. Codes of 2i and 2i+1 become a word;
-   pairs[0] has those of the first eight bytes of each 16, pairs[1] the others. */
+/* The bf16 of 64 codes. Codes of 2i and 2i+1 become a word: pairs[0] has those of the first eight bytes of each 16,
+   pairs[1] the others. */
 MOE_INLINE void moe_lookup_pairs_avx512vbmi(const __m512i *table, int nan_is_minus_zero, __m512i codes,
                                             __m512i *pairs) {
   __m512i low = _mm512_permutex2var_epi8(table[0], codes, table[1]);
@@ -59,6 +59,34 @@ MOE_INLINE void moe_pair_codes_avx512vbmi(const __m512i *table, const void *even
 MOE_INLINE __m512i moe_pair_words_avx512vbmi(__m512i words) {
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
   return _mm512_shuffle_epi8(words, _mm512_broadcast_i32x4(order));
+}
+
+/* Codes to rows of bf16 pairs, `pitch` apart: e2m1, by load_groups; fp8, by load_twos. A word's five lower bits look the value of an e2m1 code up. */
+MOE_INLINE void moe_store_e2m1_avx512vbmi(uint32_t *to, int64_t pitch, const __m512i *words, int split) {
+  const __m512i value = moe_e2m1_words_avx512();
+  const __m512i first = _mm512_set1_epi64(split ? 0x0028002000080000 : 0x0024002000040000);
+  const __m512i step = _mm512_set1_epi8(split ? 16 : 8), step2 = _mm512_set1_epi8(split ? 4 : 16);
+  const int64_t second = split ? 8 * pitch : 2 * pitch, word = split ? 2 * pitch : 4 * pitch;
+  const __m512i at[4] = {first, _mm512_add_epi8(first, step), _mm512_add_epi8(first, step2),
+                         _mm512_add_epi8(_mm512_add_epi8(first, step), step2)};
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, to += word) {
+    MOE_UNROLL
+    for (int j = 0; j < 4; j++)
+      moe_storei_avx512(to + j / 2 * second + j % 2 * pitch,
+                        _mm512_permutexvar_epi16(_mm512_multishift_epi64_epi8(at[j], words[i]), value));
+  }
+}
+MOE_INLINE void moe_store_fp8_avx512vbmi(uint32_t *to, int64_t pitch, const __m512i *words,
+                                         const moe_byte_table_ *values) {
+  __m512i table[moe_table_vectors_avx512vbmi], pairs[2];
+  moe_load_table_avx512vbmi(values, table);
+  MOE_UNROLL
+  for (int i = 0; i < 4; i++, to += 2 * pitch) {
+    moe_lookup_pairs_avx512vbmi(table, 0, words[i], pairs);
+    moe_storei_avx512(to, pairs[0]);
+    moe_storei_avx512(to + pitch, pairs[1]);
+  }
 }
 
 #endif

@@ -7,6 +7,10 @@
      loadu8 loadu8n store8 store8n   8-bit words, zero-extended and truncated; n as in loadn
      loadu4 loadu4n store4 store4n   the same of 4-bit words, two in a byte, the even one low, from word `at` on, a
                                      multiple of W. What is stored is below 16, also the word that completes a byte
+     load_groups (vectors only)      vector j: word j of four of each of W rows, `stride` bytes apart
+     load_e2m1 store_e2m1            (vectors only) 16 bytes of each of W columns of e2m1 codes, `stride` apart, to rows
+                                     of words, `pitch` apart, as small_m_mx.inl takes them. split: see moe_codes_
+     e2m1_values lookup16 (AVX-512)  the 16 values of e2m1; those of codes, bits above the fourth are ignored
      e2m1                            the values of codes; bits above the fourth are ignored
      loads8 (vectors only)           8-bit words, sign-extended
      e2m1x32 (vectors only)          the codes of 16 bytes, low nibbles first, times a power of two, as vectors
