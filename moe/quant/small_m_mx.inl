@@ -52,10 +52,12 @@ MOE_FN int64_t MOE_K(mx_range)(const moe_small_m_ *s, const moe_element_format_ 
 
 /* n scale bytes of a column, `group` apart, to contiguous memory. */
 MOE_INLINE void MOE_K(mx_copy_scales)(uint8_t *to, const uint8_t *scale, int64_t group, int64_t n) {
-  for (int64_t b = 0; b < n && n < MOE_MX_SOME_; b++) to[b] = scale[b * group];
-  if (n < MOE_MX_SOME_) return;
-  MOE_UNROLL
-  for (int b = 0; b < MOE_MX_SOME_; b++, scale += group) to[b] = *scale;
+  int64_t b = 0;
+  for (; b + 4 <= n; b += 4) {
+    MOE_UNROLL
+    for (int i = 0; i < 4; i++, scale += group) to[b + i] = *scale;
+  }
+  for (; b < n; b++, scale += group) to[b] = *scale;
 }
 
 /* The scale bytes of vector v, which begins with column `col` of a part, from the first group on: words[i] has those of
@@ -304,7 +306,7 @@ MOE_FN int64_t MOE_K(small_m_mx)(moe_small_m_ *s, const moe_codes_ *codes) {
       t.least[v] = t.most[v] = MOE_V(set1i)(0x007f007fu);
     }
   for (t.first = 0; t.first < all; t.first += t.groups) {
-    t.groups = moe_min_(MOE_MX_SOME_, all - t.first);
+    t.groups = moe_min_(codes->scale_group == 1 ? MOE_MX_SOME_ : MOE_MX_APART_, all - t.first);
     if (!MOE_K(mx_some)(&t, s, codes)) return t.first * 32;
   }
   return s->k;

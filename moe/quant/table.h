@@ -69,7 +69,8 @@ enum { MOE_MARK_SCALE_ = 32 };
 /* Of MX codes that are multiplied unscaled (small_m_mx.inl). */
 enum {
   MOE_MX_PAIRS_ = 16,    /* pairs of elements in a group */
-  MOE_MX_SOME_ = 16,     /* groups whose scales are read at a time */
+  MOE_MX_SOME_ = 16,     /* groups whose scales are read at a time, */
+  MOE_MX_APART_ = 8,     /*   or whose codes are between them, and are prefetched only that far */
   MOE_MX_PREFETCH_ = 256 /* bytes from a code to one of its column that is prefetched */
 };
 
