@@ -479,6 +479,7 @@ static void check_layer(moe_element element, moe_scales_type type, int with_glob
     q[i].weight =
         (moe_quantized_weight){.element = element, .scaling = MOE_WEIGHT_GROUP, .scales_type = type, .block = BLOCK};
     if (with_global) q[i].weight.global_scale = weights[0];
+    if (element == MOE_ELEMENT_UINT4) q[i].weight.zero_points = (const uint8_t *)workspace; /* they are made below */
     quantized_make(&q[i], &rng, 0, 0, 0, 1);
     for (int64_t row = 0; row < E * q[i].parts; row++) { /* a call for each global scale */
       const int64_t n = q[i].columns, groups = (q[i].K + BLOCK - 1) / BLOCK,
@@ -492,6 +493,8 @@ static void check_layer(moe_element element, moe_scales_type type, int with_glob
                                            .plain = plain[i] + row * n * q[i].K,
                                            .scales = q[i].scales.data +
                                                      row * n * groups * (int64_t)quantized_scale_size(&q[i]),
+                                           .zero_points = element == MOE_ELEMENT_UINT4 ? q[i].zero + row * n * groups
+                                                                                       : NULL,
                                            .global_scale = with_global ? q[i].global + row : NULL};
       assert_int_equal(moe_dequantize_group(&ctx, &d), MOE_OK);
     }
