@@ -17,6 +17,9 @@
 #endif
 #include "quant/elements.inl"
 #include "quant/groups_u16.inl"
+#if MOE_VECTORS
+#include "quant/groups_words.inl"
+#endif
 
 #define MOE_FORMAT f32
 #include "gemm/format.inl"
