@@ -82,9 +82,7 @@ MOE_INLINE void MOE_B(column_codes)(const moe_codes_ *c, int64_t col, int64_t at
     MOE_V(load_columns)(from, c->stride, words);
     return;
   }
-  memset(columns, 0, sizeof columns);
-  for (int64_t i = 0; i < moe_min_(c->n - col, MOE_W); i++)
-    memcpy(columns + i * MOE_B(run), from + i * c->stride, (size_t)moe_min_(MOE_B(run), c->k - at));
+  MOE_V(copy_columns)(columns, c, from, c->k - at, c->n - col);
   MOE_V(load_columns)(columns, MOE_B(run), words);
 }
 
