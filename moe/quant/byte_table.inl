@@ -66,9 +66,7 @@ MOE_INLINE int MOE_B(pack_rows)(int f32, void *panel, const moe_codes_ *c) {
   char *to = (char *)panel + 4 * c->col;
   MOE_B(load_table)(c->table, table);
   for (int64_t k = c->k; k > 0; k -= 2, row += 2 * c->stride, to += f32 ? 2 * MOE_NR_BYTES_ : MOE_NR_BYTES_) {
-    if (!(k > 1 ? MOE_B(two_rows)(f32, 1, to, row, scale, c, table)
-                : MOE_B(two_rows)(f32, 0, to, row, scale, c, table)))
-      return 0;
+    if (!MOE_B(two_rows)(f32, k > 1, to, row, scale, c, table)) return 0;
     if (scale) scale += 2 * c->scale_stride;
   }
   return 1;
@@ -84,9 +82,7 @@ MOE_INLINE void MOE_B(column_codes)(const moe_codes_ *c, int64_t col, int64_t at
     MOE_V(load_columns)(from, c->stride, words);
     return;
   }
-  memset(columns, 0, sizeof columns);
-  for (int64_t i = 0; i < moe_min_(c->n - col, MOE_W); i++)
-    memcpy(columns + i * MOE_B(run), from + i * c->stride, (size_t)moe_min_(MOE_B(run), c->k - at));
+  MOE_V(copy_columns)(columns, c, from, c->k - at, c->n - col);
   MOE_V(load_columns)(columns, MOE_B(run), words);
 }
 
@@ -106,10 +102,8 @@ MOE_INLINE int MOE_B(pack_some_columns)(int f32, char *to, const moe_codes_ *c, 
       if (i % 32 == 0) factor = MOE_B(scale_of)(byte, byte), scales = MOE_V(srli)(scales, 8);
       pairs[0] = MOE_B(add_scale)(pairs[0], factor), pairs[1] = MOE_B(add_scale)(pairs[1], factor);
     }
-    if (k - i == 1) MOE_B(store_pairs)(f32, 0, to, pairs, 1);
-    else MOE_B(store_pairs)(f32, 1, to, pairs, 1);
-    if (k - i == 3) MOE_B(store_pairs)(f32, 0, to + row, pairs + 1, 1);
-    if (k - i > 3) MOE_B(store_pairs)(f32, 1, to + row, pairs + 1, 1);
+    MOE_B(store_pairs)(f32, k - i > 1, to, pairs, 1);
+    if (k - i > 2) MOE_B(store_pairs)(f32, k - i > 3, to + row, pairs + 1, 1);
   }
   return 1;
 }

@@ -87,7 +87,6 @@ MOE_INLINE void MOE_K(x_times_codes)(int rows, const moe_codes_ *codes, const ui
   const int64_t stride = codes->stride;
   MOE_B(load_table)(codes->table, table);
   MOE_K(move_sums)(0, rows, c, second, sum);
-  MOE_UNROLL
   for (int q = 0; q < MOE_K(bytes_deep) / 2; q++, row += 2 * stride, x += MOE_K(x_per_pair)) {
     MOE_B(pair_codes)(table, row, row + stride, MOE_NR, both);
     MOE_B(lookup_pairs)(table, 0, both[0], pairs);
