@@ -19,8 +19,8 @@ static size_t size_of(const struct product *p) { return p->dtype == MOE_DTYPE_F3
 static uint8_t any_scale(uint64_t *rng, int kind) {
   switch (kind) {
     case 0: return (uint8_t)test_random_range(rng, 110, 140);
-    case 1: return (uint8_t)(test_random_chance(rng, 40) ? 0 : test_random_range(rng, 14, 18));
-    case 2: return (uint8_t)(test_random_chance(rng, 40) ? 255 : test_random_range(rng, 236, 241));
+    case 1: return (uint8_t)(test_random_chance(rng, 40) ? 0 : test_random_range(rng, 1, 18));
+    case 2: return (uint8_t)(test_random_chance(rng, 40) ? 255 : test_random_range(rng, 236, 254));
     default: return (uint8_t)test_random(rng);
   }
 }
@@ -50,7 +50,9 @@ static void fill_weights(struct product *p, int kind, uint64_t *rng) {
   p->given = guard_alloc(bytes.codes_out, GUARD_AFTER);
   for (int64_t i = 0; i < rows * p->row; i++) {
     p->codes.data[i] = (unsigned char)test_random(rng);
-    if (bits == 8 && kind < 3 && !test_random_chance(rng, 300)) p->codes.data[i] = (unsigned char)(0x20 | (i & 0x9f));
+    const int normal = 8 + p->codes.data[i] % 112; /* of all magnitudes */
+    if (bits == 8 && kind < 3 && !test_random_chance(rng, 300))
+      p->codes.data[i] = (unsigned char)((p->codes.data[i] & 128) | normal);
   }
   for (int64_t i = 0; i < rows * p->G; i++) p->scales.data[i] = any_scale(rng, kind);
   args.codes_in = p->codes.data, args.scales_in = p->scales.data;

@@ -27,7 +27,7 @@ MOE_INLINE __m512i moe_e2m1_values_avx512bf16(void) {
                           0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000);
 }
 
-/* The values of the e2m1 codes that words begin with, times powers of two: `by` is added to exponents, but for zeros. */
+/* The values of the e2m1 codes that words begin with, times powers of two: `by` is added to exponents, not to zeros. */
 MOE_INLINE __m512i moe_e2m1_scaled_avx512bf16(__m512i codes, __m512i by) {
   const __m512i bare = _mm512_permutexvar_epi16(codes, moe_e2m1_values_avx512bf16());
   return _mm512_mask_add_epi16(bare, _mm512_test_epi16_mask(codes, _mm512_set1_epi16(7)), bare, by);
