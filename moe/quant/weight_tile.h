@@ -411,7 +411,7 @@ MOE_FN int moe_tile_pack_mx_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ ki
 MOE_FN int moe_tile_pack_bytes_(const moe_weight_tile_ *p, moe_panel_kind_ kind, char *panel) {
   const moe_quantized_ *q = p->q;
   const int scaled = p->transposed || !moe_weight_scaled_after_(q->weight);
-  if (!p->kernels->quant->byte_table || q->format.packed || q->format.bits != 8) return 0;
+  if (!p->kernels->quant->byte_table || q->format.packed || q->format.bits != 8 || moe_is_group_(q->weight)) return 0;
   if (q->words) return moe_tile_pack_mx_bytes_(p, kind, panel);
   if (scaled && (q->type != MOE_DTYPE_BF16 || !moe_tile_shares_scales_(p))) return 0;
   moe_codes_ codes = moe_tile_scaled_codes_(p);
