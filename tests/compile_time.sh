@@ -49,7 +49,7 @@ timed_check() { # description limit runs source compiler...
 }
 
 for compiler in $(compilers); do
-  timed_check "$compiler: -O2 of the implementation takes under 5.5 s" 5.5 9 \
+  timed_check "$compiler: -O2 of the implementation takes under 6 s" 6 9 \
     "$work/implementation.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
   timed_check "$compiler: including the declarations takes under 0.05 s" 0.05 3 \
     "$work/declarations.c" "$work/empty.c" "$compiler" -O2 -I"$root" -o "$work/out.o" -c
