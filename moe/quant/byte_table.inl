@@ -60,7 +60,7 @@ MOE_INLINE int MOE_B(two_rows)(int f32, int both, void *panel, const uint8_t *ro
   return 1;
 }
 
-MOE_INLINE int MOE_B(pack_rows)(int f32, void *panel, const moe_codes_ *c) {
+MOE_FN __attribute__((noinline)) int MOE_B(pack_rows)(int f32, void *panel, const moe_codes_ *c) {
   MOE_V(i) table[MOE_B(table_vectors)];
   const uint8_t *row = c->codes, *scale = c->scale;
   char *to = (char *)panel + 4 * c->col;
@@ -108,7 +108,7 @@ MOE_INLINE int MOE_B(pack_some_columns)(int f32, char *to, const moe_codes_ *c, 
   return 1;
 }
 
-MOE_INLINE int MOE_B(pack_columns)(int f32, void *panel, const moe_codes_ *c) {
+MOE_FN __attribute__((noinline)) int MOE_B(pack_columns)(int f32, void *panel, const moe_codes_ *c) {
   MOE_V(i) table[MOE_B(table_vectors)];
   MOE_B(load_table)(c->table, table);
   for (int64_t at = 0; at < c->k; at += MOE_B(run))

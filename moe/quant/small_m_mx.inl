@@ -258,13 +258,9 @@ MOE_FN void MOE_K(mx_multiply)(const MOE_K(mx) * t, const moe_small_m_ *s, int64
   const int64_t pitch = s->x_stride;
 #endif
   for (int64_t left = s->rows, n; left > 0; left -= n, x += n * pitch, c += n * MOE_NR) {
-    n = moe_min_(left, MOE_VN(MX_ROWS));
+    n = left < MOE_VN(MX_ROWS) ? 1 : MOE_VN(MX_ROWS);
     if (n == 1) MOE_K(mx_rows)(1, t, factor, x, pitch, c);
-    else if (n == 2) MOE_K(mx_rows)(2, t, factor, x, pitch, c);
-#if MOE_VN(MX_ROWS) > 2
-    else if (n == 3) MOE_K(mx_rows)(3, t, factor, x, pitch, c);
-    else MOE_K(mx_rows)(4, t, factor, x, pitch, c);
-#endif
+    else MOE_K(mx_rows)(MOE_VN(MX_ROWS), t, factor, x, pitch, c);
   }
 }
 
