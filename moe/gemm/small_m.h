@@ -32,14 +32,12 @@ MOE_FN int moe_small_m_takes_columns_(const moe_kernels *kernels, moe_product_ p
 MOE_FN moe_algorithm_ moe_algorithm_of_(const moe_kernels *kernels, moe_product_ product, const moe_b_ *b, int64_t rows,
                                         int keep) {
   const moe_blocking_ *blocking = kernels->blocking;
-  const int few_of_codes = rows <= blocking->small_m_codes_rows;
+  const int few_of_codes = rows <= blocking->small_m_codes_rows,
+            looked_up = !b->in_tables || kernels->quant->byte_table;
   if (!kernels->gemm->small_m) return MOE_ALGORITHM_PACKED_;
-  if (b->format && (!b->in_tables || kernels->quant->byte_table))
-    return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
+  if (b->format && looked_up) return few_of_codes ? MOE_ALGORITHM_SMALL_M_ROWS_ : MOE_ALGORITHM_PACKED_;
   if (b->decode)
-    return few_of_codes && b->small_m && keep && (!b->in_tables || kernels->quant->byte_table)
-               ? MOE_ALGORITHM_SMALL_M_CODES_
-               : MOE_ALGORITHM_PACKED_;
+    return few_of_codes && b->small_m && keep && looked_up ? MOE_ALGORITHM_SMALL_M_CODES_ : MOE_ALGORITHM_PACKED_;
   if (keep && moe_small_m_takes_columns_(kernels, product, b, rows)) return MOE_ALGORITHM_SMALL_M_COLUMNS_;
   if (b->panel || b->transposed || b->k_second) return MOE_ALGORITHM_PACKED_;
   const int bf16 = moe_small_m_is_bf16_(kernels, product, b->dtype);
@@ -60,14 +58,14 @@ MOE_FN void moe_small_m_with_(const moe_gemm_ *g, const moe_small_m_ *s) {
 /* The same of a kc block from panel p on; codes that are looked up, as many elements at a time as share tables. */
 MOE_FN void moe_small_m_some_rows_(const moe_gemm_ *g, const moe_kc_block_ *block, int64_t p, moe_small_m_ *s) {
   const moe_b_ *b = g->b;
-  const int in_tables = b->tables && g->kernels->quant->byte_table;
-  if (in_tables) s->tables = (moe_byte_table_ *)(void *)g->b_buffer;
+  const int looked_up = b->tables && g->kernels->quant->byte_table;
+  if (looked_up) s->tables = (moe_byte_table_ *)(void *)g->b_buffer;
   for (int64_t at = 0; at < block->k; at += s->k) {
     s->x = (const float *)(const void *)block->a + at;
     s->k = block->k - at;
     for (int64_t part = 0; part < b->parts; part++)
       s->base[part] = moe_b_at_(b, part, p) + (block->from + at) * b->stride;
-    if (in_tables) s->k = b->tables(b, g->kernels, p, block->from + at, s);
+    if (looked_up) s->k = b->tables(b, g->kernels, p, block->from + at, s);
     moe_small_m_with_(g, s);
   }
 }

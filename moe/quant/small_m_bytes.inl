@@ -142,13 +142,13 @@ MOE_FN void MOE_K(small_m_bytes)(const moe_small_m_ *s) {
   }
 }
 
-/* Elements [0, s->k) of the columns of both halves of a panel. */
-MOE_FN void MOE_K(small_m_bytes_columns)(const moe_small_m_ *s, const moe_codes_ *halves, moe_codes_prefetch_ *walk) {
+/* Elements [0, s->k) of the first and of the last 32 columns of a panel. */
+MOE_FN void MOE_K(small_m_bytes_columns)(const moe_small_m_ *s, const moe_codes_ *codes, moe_codes_prefetch_ *walk) {
   enum { pitch = MOE_B(run) / 2 * MOE_K(x_per_pair) };
   MOE_LINE_ALIGNED uint32_t b[MOE_B(run) / 2 * MOE_NR];
   uint32_t x[MOE_SMALL_M_MAX * pitch + MOE_K(x_rest)];
-  moe_codes_ some[2] = {halves[0], halves[1]};
-  if (halves[1].n == 0) memset(b, 0, sizeof b);
+  moe_codes_ some[2] = {codes[0], codes[1]};
+  if (codes[1].n == 0) memset(b, 0, sizeof b);
   for (int64_t from = 0; from < s->k; from += MOE_B(run)) {
     const int64_t d = moe_min_(MOE_B(run), s->k - from);
     MOE_K(x_words)(s, from, d, pitch, x);

@@ -120,9 +120,10 @@ typedef struct moe_quant_table_ {
   void (*byte_table)(moe_byte_table_ *table, const moe_bf16 *value, float scale, int mark);
   /* Rows of codes, and columns, 32 of a column side by side, to a panel. Return 0 where a scale byte is not plain. */
   moe_pack_bytes_fn_ pack_bytes_rows[MOE_PANEL_KINDS_], pack_bytes_columns[MOE_PANEL_KINDS_];
-  /* A few rows of A times rows of codes; times two halves of a panel, of columns that lie side by side. */
+  /* A few rows of A times rows of codes; times the first and the last 32 columns of a panel, a
+     column's codes side by side. */
   void (*small_m_bytes[MOE_PRODUCTS_])(const moe_small_m_ *small_m);
-  void (*small_m_bytes_columns[MOE_PRODUCTS_])(const moe_small_m_ *small_m, const moe_codes_ *halves,
+  void (*small_m_bytes_columns[MOE_PRODUCTS_])(const moe_small_m_ *small_m, const moe_codes_ *codes,
                                                struct moe_codes_prefetch_ *walk);
 } moe_quant_table_;
 

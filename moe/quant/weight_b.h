@@ -85,7 +85,8 @@ MOE_FN moe_weight_tile_ moe_quantized_half_(const moe_b_ *b, const moe_kernels *
   return tile;
 }
 
-/* Columns of codes that are looked up: as many elements at a time as share the tables of the panel's halves. */
+/* Columns of codes that are looked up: as many elements at a time as share the tables of the panel's first and last
+   32 columns. */
 MOE_FN void moe_quantized_small_m_bytes_(const moe_b_ *b, const moe_kernels *kernels, int64_t p, moe_small_m_ *s) {
   const moe_quantized_ *q = (const moe_quantized_ *)b->source;
   moe_byte_table_ *table = (moe_byte_table_ *)(void *)s->panel;
@@ -142,7 +143,10 @@ MOE_FN void moe_quantized_place_(const moe_quantized_ *q, int transposed, moe_b_
   if (transposed && b->base[1]) b->k_second = s->columns;
 }
 
-enum { MOE_TABLES_MAX_ = 128 }; /* that there is room for */
+enum { MOE_TABLES_MAX_ = 128 }; /* that there is room for in a gemm's b_buffer */
+#if MOE_X86
+_Static_assert(MOE_TABLES_MAX_ * sizeof(moe_byte_table_) <= MOE_KC_BYTES_avx512 * MOE_NR, "b_buffer holds the tables");
+#endif
 
 /* Whether few rows can look its scaled codes up: blocks begin where half a panel and a pair of k do. */
 MOE_FN int moe_quantized_in_tables_(const moe_quantized_ *q) {
